@@ -1,0 +1,7 @@
+"""rallypoint: an elastic launcher for distributed Python programs."""
+
+from __future__ import annotations
+
+__all__ = ["__version__"]
+
+__version__ = "0.1.0"

@@ -1,0 +1,1 @@
+"""Every decision of rallypoint, as functions of (state, observation, now). No I/O, no clock, no threads, no logging."""

@@ -1,0 +1,98 @@
+"""What can go wrong, by whose fault it is.
+
+    Exception
+    ├── RallypointError
+    │   ├── UsageError (also a ValueError)    the user asked for something impossible; nothing was started
+    │   └── UnkillableWorkersError            workers outlived SIGKILL; this host must not be used again
+    ├── SignalException                       a signal asked the launcher to stop
+    └── RendezvousError
+        ├── RendezvousClosedError             the job has ended; nobody may join any more
+        ├── RendezvousTimeoutError            too few nodes came in time
+        ├── RendezvousConnectionError         the coordination store cannot be reached
+        ├── RendezvousStateError              the coordination store holds something impossible
+        └── RendezvousGracefulExitError       this node is not needed and may go home
+
+``ChildFailedError``, which says which workers failed and why, lives in ``processes.failures`` beside the summary that it prints.
+"""
+
+from __future__ import annotations
+
+import signal
+
+__all__ = [
+    "ExitCode",
+    "RallypointError",
+    "RendezvousClosedError",
+    "RendezvousConnectionError",
+    "RendezvousError",
+    "RendezvousGracefulExitError",
+    "RendezvousStateError",
+    "RendezvousTimeoutError",
+    "SignalException",
+    "UnkillableWorkersError",
+    "UsageError",
+]
+
+
+class ExitCode:
+    """What ``rallyrun`` tells the scheduler that started it; a signal that ended it adds 128 + its number."""
+
+    SUCCESS = 0
+    WORKER_FAILED = 1  # a worker failed and no restart was left; running the job again may help
+    USAGE = 2  # bad input, nothing was started; running it again will not help
+    RENDEZVOUS_FAILED = 3  # the nodes did not meet; running it again may help
+    HOST_UNUSABLE = 4  # workers could not be killed; use another host
+    INTERNAL = 70  # a bug of ours
+
+
+class RallypointError(Exception):
+    """The base of rallypoint's own errors."""
+
+
+class UsageError(RallypointError, ValueError):
+    """Bad input, named by its flag or field, found before anything was started."""
+
+
+class UnkillableWorkersError(RallypointError):
+    """Processes that did not end after SIGKILL, as a worker stuck in a device driver does."""
+
+    def __init__(self, pids: list[int], waited_s: float) -> None:
+        self.pids = pids
+        names = ", ".join(map(str, pids))
+        super().__init__(
+            f"{len(pids)} process(es) did not end within {waited_s:g} s of SIGKILL (pid {names}): they are stuck in the kernel, "
+            "often on a device or a network file system. No worker is restarted on this host; "
+            f"see /proc/{pids[0] if pids else 'PID'}/stack, and restart the host before using it again."
+        )
+
+
+class SignalException(Exception):
+    """A signal asked the launcher to stop; raised from the agent's loop, never from a signal handler."""
+
+    def __init__(self, msg: str, sigval: signal.Signals) -> None:
+        super().__init__(msg)
+        self.sigval = sigval
+
+
+class RendezvousError(Exception):
+    """The base of everything that can go wrong when nodes meet."""
+
+
+class RendezvousClosedError(RendezvousError):
+    """The rendezvous is closed: the job has ended and nobody may join it."""
+
+
+class RendezvousTimeoutError(RendezvousError):
+    """The rendezvous was not complete in time."""
+
+
+class RendezvousConnectionError(RendezvousError):
+    """The store behind the rendezvous could not be reached."""
+
+
+class RendezvousStateError(RendezvousError):
+    """The store behind the rendezvous holds something that cannot be."""
+
+
+class RendezvousGracefulExitError(RendezvousError):
+    """This node was left out and may end successfully."""

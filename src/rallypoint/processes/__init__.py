@@ -1,0 +1,1 @@
+"""Starting, watching, stopping and listening to worker processes."""

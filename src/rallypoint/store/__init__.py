@@ -1,0 +1,1 @@
+"""Small shared memories in which agents and workers find each other."""
