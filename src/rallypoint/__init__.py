@@ -1,7 +1,79 @@
-"""rallypoint: an elastic launcher for distributed Python programs."""
+"""rallypoint: an elastic launcher for distributed Python programs.
+
+The public names are imported when they are first used, so that a worker that wants only `record` pays for nothing else.
+"""
 
 from __future__ import annotations
 
-__all__ = ["__version__"]
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rallypoint.agent import ElasticAgent, SimpleElasticAgent
+    from rallypoint.config import LaunchConfig
+    from rallypoint.errors import (
+        RallypointError,
+        RendezvousClosedError,
+        RendezvousConnectionError,
+        RendezvousError,
+        RendezvousGracefulExitError,
+        RendezvousStateError,
+        RendezvousTimeoutError,
+        SignalException,
+        UnkillableWorkersError,
+        UsageError,
+        WorkerStartError,
+    )
+    from rallypoint.launch import elastic_launch, launch_agent
+    from rallypoint.local_agent import LocalElasticAgent
+    from rallypoint.processes.context import PContext, RunProcsResult
+    from rallypoint.processes.error_files import ErrorHandler, record
+    from rallypoint.processes.failures import ChildFailedError, ProcessFailure
+    from rallypoint.processes.log_specs import DefaultLogsSpecs, LogsDest, LogsSpecs, Std
+    from rallypoint.processes.subprocesses import start_processes
+    from rallypoint.workers import RunResult, Worker, WorkerGroup, WorkerSpec, WorkerState
 
 __version__ = "0.1.0"
+
+_HOMES = {
+    "agent": ("ElasticAgent", "SimpleElasticAgent"),
+    "config": ("LaunchConfig",),
+    "errors": (
+        "RallypointError",
+        "RendezvousClosedError",
+        "RendezvousConnectionError",
+        "RendezvousError",
+        "RendezvousGracefulExitError",
+        "RendezvousStateError",
+        "RendezvousTimeoutError",
+        "SignalException",
+        "UnkillableWorkersError",
+        "UsageError",
+        "WorkerStartError",
+    ),
+    "launch": ("elastic_launch", "launch_agent"),
+    "local_agent": ("LocalElasticAgent",),
+    "processes.context": ("PContext", "RunProcsResult"),
+    "processes.error_files": ("ErrorHandler", "record"),
+    "processes.failures": ("ChildFailedError", "ProcessFailure"),
+    "processes.log_specs": ("DefaultLogsSpecs", "LogsDest", "LogsSpecs", "Std"),
+    "processes.subprocesses": ("start_processes",),
+    "workers": ("RunResult", "Worker", "WorkerGroup", "WorkerSpec", "WorkerState"),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+__all__ = [  # noqa: PLE0604  # the names are those of the table above
+    "__version__",
+    *sorted(_HOME_OF),
+]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'rallypoint' has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f"rallypoint.{_HOME_OF[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -36,6 +36,12 @@ ENV_UNINTERRUPTIBLE_TIMEOUT = "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT"
 ENV_LOG_LINE_PREFIX_TEMPLATE = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"
 ENV_PYTHON_EXEC = "PYTHON_EXEC"
 ENV_LOG_LEVEL = "LOGLEVEL"
+ENV_TMPDIR = "TMPDIR"
+ENV_ZE_AFFINITY_MASK = "ZE_AFFINITY_MASK"
+
+# The size of a job.
+NNODES = "1:1"
+NPROC_PER_NODE = "1"
 
 # Rendezvous.
 BACKEND_CLI = "static"
@@ -48,6 +54,11 @@ MASTER_PORT = 29500
 RDZV_TIMEOUT_S = 900
 RDZV_TIMEOUT_UNSET = -1
 
+# Stores.
+STORE_TIMEOUT_S = 300  # for a key that is not there yet
+BARRIER_TIMEOUT_S = 300
+TRACE_TIMEOUT_S = 10  # to find out who is missing at a barrier
+
 # Workers.
 ROLE_CLI = "default"
 ROLE_API = "default_role"
@@ -55,6 +66,7 @@ MAX_RESTARTS_CLI = 0
 MAX_RESTARTS_API = 3
 MONITOR_INTERVAL_S = 0.1
 START_METHOD = "spawn"
+START_METHODS = ("spawn", "fork", "forkserver")
 SIGNALS_TO_HANDLE = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
 EVENT_LOG_HANDLER = "null"
 
@@ -64,6 +76,7 @@ UNINTERRUPTIBLE_TIMEOUT_S = 10.0  # from SIGKILL until a process is called unkil
 EXIT_BARRIER_TIMEOUT_S = 300.0
 
 # Logs.
+TEMPORARY_DIR = "/tmp"  # where TMPDIR names no other
 STDERR_TAIL_BYTES = 16 * 1024  # how much of each worker's stderr is remembered for the summary
 ENTRY_POINTS_LOGS_SPECS = "torchrun.logs_specs"
 ENTRY_POINTS_RENDEZVOUS = "torchrun.handlers"

@@ -3,6 +3,7 @@
     Exception
     ├── RallypointError
     │   ├── UsageError (also a ValueError)    the user asked for something impossible; nothing was started
+    │   ├── WorkerStartError (also an OSError)  a worker's program could not be started
     │   └── UnkillableWorkersError            workers outlived SIGKILL; this host must not be used again
     ├── SignalException                       a signal asked the launcher to stop
     └── RendezvousError
@@ -31,6 +32,7 @@ __all__ = [
     "SignalException",
     "UnkillableWorkersError",
     "UsageError",
+    "WorkerStartError",
 ]
 
 
@@ -51,6 +53,10 @@ class RallypointError(Exception):
 
 class UsageError(RallypointError, ValueError):
     """Bad input, named by its flag or field, found before anything was started."""
+
+
+class WorkerStartError(RallypointError, OSError):
+    """The kernel refused to start a worker's program: it is not there, or may not be executed."""
 
 
 class UnkillableWorkersError(RallypointError):

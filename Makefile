@@ -1,0 +1,68 @@
+# Every target makes its own virtual environment in .venv first; nothing has to be installed by hand.
+# It is made anew when pyproject.toml changes. Another interpreter: make test PYTHON=python3.12
+
+PYTHON ?= python3
+TORCH ?= torch==2.13.0
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet install
+
+# Without .pyc files every start would compile the package anew: in the tests, in the demo and in the figures.
+unexport PYTHONDONTWRITEBYTECODE
+
+.PHONY: help demo test test-all lint bench docs soak clean
+.DEFAULT_GOAL := help
+# The targets share one environment.
+.NOTPARALLEL:
+
+help:
+	@echo "make demo      four workers, one of which is killed: watch the group recover"
+	@echo "make test      every test that needs neither root nor torch"
+	@echo "make test-all  lint, docs and every test, those with torch too"
+	@echo "make lint      ruff and mypy --strict"
+	@echo "make docs      the documentation, into site/"
+	@echo "make bench     the figures, side by side with torchrun where torch can be installed"
+	@echo "make soak      a thousand cycles of start and kill, with nothing left behind"
+	@echo "make clean     remove everything that these targets made"
+
+demo: $(VENV)/.base
+	@rm -rf build/demo
+	$(BIN)/rallyrun --standalone --nproc-per-node 4 --max-restarts 3 examples/recover.py build/demo
+
+test: $(VENV)/.test
+	$(BIN)/pytest -m "not torch and not root and not soak"
+
+test-all: lint docs $(VENV)/.test $(VENV)/.torch
+	$(BIN)/pytest
+
+soak: $(VENV)/.test
+	$(BIN)/pytest -m soak
+
+lint: $(VENV)/.lint
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+docs: $(VENV)/.docs
+	$(BIN)/mkdocs build --strict --quiet
+
+bench: $(VENV)/.base
+	@$(MAKE) --no-print-directory $(VENV)/.torch || echo "bench: no torch here, so there is no torchrun to compare with"
+	$(BIN)/python -m benchmarks
+
+clean:
+	rm -rf $(VENV) build dist site benchmarks/results .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+$(VENV)/.base: pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "rallypoint needs Python 3.10 or later; this is " + sys.version)'
+	rm -rf $(VENV)
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) --editable .
+	@touch $@
+
+$(VENV)/.test $(VENV)/.lint $(VENV)/.docs: $(VENV)/.%: $(VENV)/.base
+	$(PIP) --editable ".[$*]"
+	@touch $@
+
+$(VENV)/.torch: $(VENV)/.base
+	@$(PIP) $(TORCH) numpy || { echo "$(TORCH) could not be installed; 'make test' runs all that does without it" >&2; exit 1; }
+	@touch $@

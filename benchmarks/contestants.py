@@ -1,0 +1,48 @@
+"""Who takes part: rallyrun, torchrun where it is installed, and the floor; and how each is asked to run N workers."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+__all__ = ["FLOOR", "PROGRAMS", "RALLYRUN", "TORCHRUN", "Contestant", "clean_environment", "floor", "launchers"]
+
+RALLYRUN, TORCHRUN, FLOOR = "rallyrun", "torchrun", "floor"
+PROGRAMS = Path(__file__).parent / "programs"
+
+Command = Callable[[int, Sequence[str], Sequence[str]], list[str]]
+
+
+class Contestant(NamedTuple):
+    name: str
+    command: Command  # (number of workers, options of the launcher, program and its arguments) -> argv
+
+
+def launchers() -> list[Contestant]:
+    """The launchers beside this interpreter, ours first."""
+    folder = Path(sys.executable).parent
+    found = [_launcher(name, folder / name) for name in (RALLYRUN, TORCHRUN) if (folder / name).exists()]
+    if not found or found[0].name != RALLYRUN:
+        raise SystemExit(f"benchmarks: no {folder / RALLYRUN}; run them with 'make bench', which installs it")
+    return found
+
+
+def floor() -> Contestant:
+    script = str(PROGRAMS / "floor.py")
+    return Contestant(FLOOR, lambda count, _options, program: [sys.executable, script, str(count), *program])
+
+
+def _launcher(name: str, path: Path) -> Contestant:
+    def command(count: int, options: Sequence[str], program: Sequence[str]) -> list[str]:
+        return [str(path), "--standalone", "--nproc-per-node", str(count), *options, *program]
+
+    return Contestant(name, command)
+
+
+def clean_environment() -> dict[str, str]:
+    """Ours, without what changes how Python starts and prints or what a launcher reads."""
+    foreign = ("PET_", "TORCHELASTIC_", "TORCH_", "PYTHONDONTWRITEBYTECODE", "PYTHONUNBUFFERED", "OMP_NUM_THREADS", "LOGLEVEL")
+    return {name: value for name, value in os.environ.items() if not name.startswith(foreign)}

@@ -1,0 +1,125 @@
+"""What an agent leaves on record about its run: events and metrics, under the names that dashboards for torchrun know."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from rallypoint.events import Event, EventSource, is_recorded, record
+from rallypoint.metrics import put_metric
+from rallypoint.workers import RunResult, Worker, WorkerGroup, WorkerState
+
+__all__ = ["AgentRecords"]
+
+
+def _get_fq_hostname() -> str:
+    """The host's name as it knows it itself: a look-up in the network could block for many seconds."""
+    return os.uname().nodename
+
+
+class AgentRecords:
+    """The recording part of an agent."""
+
+    _worker_group: WorkerGroup
+    _remaining_restarts: int
+    _total_execution_time: int
+
+    def get_event_failed(self) -> Event:
+        """The event that says that the agent, not a worker, failed; to be called where the exception is handled."""
+        import traceback
+
+        return self._construct_event(state="FAILED", source=EventSource.AGENT, raw_error=traceback.format_exc())
+
+    def get_event_succeeded(self) -> Event:
+        return self._construct_event(state="SUCCEEDED", source=EventSource.AGENT)
+
+    @contextmanager
+    def record_duration(self, state: str) -> Iterator[None]:
+        """Record how long the block took, under the name of this state."""
+        started_at = time.perf_counter()
+        try:
+            yield
+        finally:
+            duration_ms = (time.perf_counter() - started_at) * 1000
+            self._record_if_wanted(state, EventSource.AGENT, duration_ms=duration_ms)
+
+    def _record_if_wanted(self, state: str, source: EventSource, **facts: Any) -> None:
+        """Building an event costs more than a start has to spare, so none is built for a sink that drops it."""
+        sink = self._worker_group.spec.event_log_handler
+        if is_recorded(sink):
+            record(self._construct_event(state, source, **facts), sink)
+
+    def _record_worker_events(self, result: RunResult) -> None:
+        for worker in self._worker_group.workers:
+            failure = result.failures.get(worker.global_rank)
+            raw_error = _to_json(failure.error_file_data) if failure else None
+            state = self._get_worker_state(worker, result)
+            self._record_if_wanted(state, EventSource.WORKER, worker=worker, raw_error=raw_error)
+
+    def _get_worker_state(self, worker: Worker, result: RunResult) -> str:
+        """A worker that ended with its group but not by itself was terminated by the agent."""
+        failed = worker.global_rank in result.failures
+        if result.state in {WorkerState.UNHEALTHY, WorkerState.FAILED} and not failed:
+            return "TERMINATED"
+        if failed or worker.global_rank in result.return_values:
+            return result.state.value
+        raise ValueError(f"rank {worker.global_rank} neither failed nor returned; the result is of another generation")
+
+    def _construct_event(
+        self,
+        state: str,
+        source: EventSource,
+        worker: Worker | None = None,
+        raw_error: str | None = None,
+        duration_ms: float | None = None,
+    ) -> Event:
+        group = self._worker_group
+        spec = group.spec
+        details: dict[str, Any] = {"group_world_size": group.group_world_size, "entry_point": spec.get_entrypoint_name()}
+        if worker is not None:
+            details["local_rank"] = (worker.local_rank,)
+            details["role_rank"] = (worker.role_rank,)
+            details["role_world_size"] = (worker.role_world_size,)
+        metadata = {
+            "run_id": spec.rdzv_handler.get_run_id(),
+            "global_rank": worker.global_rank if worker is not None else None,
+            "group_rank": group.group_rank,
+            "worker_id": str(worker.id) if worker is not None else None,
+            "role": spec.role,
+            "hostname": _get_fq_hostname(),
+            "state": state,
+            "total_run_time": self._total_execution_time,
+            "rdzv_backend": spec.rdzv_handler.get_backend(),
+            "raw_error": raw_error,
+            "metadata": _to_json(details),
+            "agent_restarts": spec.max_restarts - self._remaining_restarts,
+            "duration_ms": duration_ms,
+        }
+        return Event(f"torchelastic.worker.status.{state}", source=source, metadata=metadata)
+
+    def _record_metrics(self, group_results: RunResult) -> None:
+        failed = group_results.is_failed()
+        retried = self._remaining_restarts != self._worker_group.spec.max_restarts
+        self._record_flakiness_metric(failed)
+        self._put("run_total", True)
+        self._put("run_success_with_retries", not failed and retried)
+        self._put("run_success_no_retries", not failed and not retried)
+        self._put("run_failed_with_retries", failed and retried)
+        self._put("run_failed_no_retries", failed and not retried)
+
+    def _record_flakiness_metric(self, is_failed: bool = False) -> None:
+        """How much of the restart budget a run needed, in percent; a failed run needed more than all."""
+        left, most = self._remaining_restarts + 1, self._worker_group.spec.max_restarts + 1
+        self._put("flakiness", 100 if is_failed else int(100.0 - 100.0 * left / most))
+
+    def _put(self, name: str, value: int) -> None:
+        put_metric(f"workers.{self._worker_group.spec.role}.{name}", int(value))
+
+
+def _to_json(value: Any) -> str:
+    import json
+
+    return json.dumps(value)

@@ -1,0 +1,169 @@
+"""The commands ``rallyrun`` and ``rallypoint``: from a command line to a running job, and from its end to an exit code.
+
+This is the outermost boundary of the process: whatever comes up from below is turned into words on stderr and one of the codes of
+`ExitCode`. What rallypoint has to say while it runs goes there too, line by line, each in a single write, so that it does not mix
+with what workers say. ``LOGLEVEL`` chooses how much.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+from rallypoint import command_line, defaults, errors, report
+from rallypoint.arguments import config_from_args, get_rdzv_endpoint, parse_min_max_nnodes
+from rallypoint.devices import determine_local_world_size
+from rallypoint.entry_point import get_use_env, run_script_path
+from rallypoint.errors import ExitCode
+
+__all__ = [
+    "config_from_args",
+    "determine_local_world_size",
+    "get_rdzv_endpoint",
+    "get_use_env",
+    "main",
+    "parse_args",
+    "parse_min_max_nnodes",
+    "rallypoint_main",
+    "run",
+    "run_script_path",
+]
+
+_COMMANDS = ("run",)
+_LEVELS = {"DEBUG": 10, "INFO": 20, "WARN": 30, "WARNING": 30, "ERROR": 40, "CRITICAL": 50, "FATAL": 50}
+_SIGNAL_BASE = 128  # what shells add to the number of the signal that ended a process
+_SIGINT = 2
+_FORESEEN: tuple[tuple[type[Exception], int], ...] = (
+    (errors.UsageError, ExitCode.USAGE),
+    (errors.RendezvousError, ExitCode.RENDEZVOUS_FAILED),
+    (errors.UnkillableWorkersError, ExitCode.HOST_UNUSABLE),
+    (errors.RallypointError, ExitCode.WORKER_FAILED),
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command ``rallyrun``; returns its exit code."""
+    report.set_sink(_sink())
+    args = SimpleNamespace(pass_exit_code=False)
+    try:
+        args = parse_args(argv)
+        if not args.training_script:
+            return _answer(args)
+        run(args)
+    except (Exception, KeyboardInterrupt) as error:  # the process ends here, whatever it was
+        return _explain(error, args.pass_exit_code)
+    return ExitCode.SUCCESS
+
+
+def rallypoint_main(argv: Sequence[str] | None = None) -> int:
+    """The command ``rallypoint``: ``rallypoint run …`` is ``rallyrun …``."""
+    command, *rest = list(sys.argv[1:] if argv is None else argv) or ["--help"]
+    if command == "run":
+        return main(rest)
+    if command == "--version":
+        return _print(_version("rallypoint"))
+    if command in ("-h", "--help"):
+        from rallypoint import usage
+
+        return _print(usage.overview())
+    meant = command_line.closest(command, _COMMANDS)
+    advice = f"did you mean rallypoint {meant}?" if meant else f"the commands are: {', '.join(_COMMANDS)}"
+    _say(f"rallypoint: error: unknown command {command!r}; {advice}")
+    return ExitCode.USAGE
+
+
+def parse_args(args: Sequence[str] | None = None) -> SimpleNamespace:
+    """The command line and the PET_ variables, as arguments under torchrun's names."""
+    return command_line.parse(sys.argv[1:] if args is None else args, os.environ)
+
+
+def run(args: Any) -> None:
+    """Run the job that `args` describe, to its end."""
+    config, entry, arguments = config_from_args(args)
+    from rallypoint import launch
+
+    launch.elastic_launch(config, entry)(*arguments)
+
+
+def _answer(args: SimpleNamespace) -> int:
+    """The flags that want an answer and no job."""
+    if args.version:
+        return _print(_version("rallyrun"))
+    if args.help:
+        from rallypoint import usage
+
+        return _print(usage.help_text())
+    from rallypoint import completion
+
+    return _print(completion.script(args.print_completion))
+
+
+def _explain(error: BaseException, pass_exit_code: bool) -> int:
+    """Say what ended the job, and choose the exit code that tells it to a scheduler."""
+    from rallypoint.processes.failures import ChildFailedError
+
+    match error:
+        case ChildFailedError():
+            _say(str(error))
+            return _first_cause(error) if pass_exit_code else ExitCode.WORKER_FAILED
+        case errors.SignalException():
+            return _SIGNAL_BASE + int(error.sigval)
+        case KeyboardInterrupt():
+            return _SIGNAL_BASE + _SIGINT
+    for kind, code in _FORESEEN:
+        if isinstance(error, kind):
+            _say(f"rallyrun: error: {' '.join(str(error).split())}")  # one line, whatever the message holds
+            return code
+    return _confess(error)
+
+
+def _first_cause(error: Any) -> int:
+    """The exit code of the worker that failed first, as a shell would give it."""
+    code = int(error.get_first_failure()[1].exitcode) if error.failures else ExitCode.WORKER_FAILED
+    return _SIGNAL_BASE - code if code < 0 else code or ExitCode.WORKER_FAILED
+
+
+def _confess(error: BaseException) -> int:
+    """What nobody foresaw is a bug of ours, and its traceback is what will find it."""
+    import traceback
+
+    _say("".join(traceback.format_exception(type(error), error, error.__traceback__)).rstrip())
+    _say("rallyrun: error: this is a bug in rallypoint, not in your program; please report it with the lines above")
+    return ExitCode.INTERNAL
+
+
+def _version(program: str) -> str:
+    from rallypoint import __version__
+
+    return f"{program} {__version__}"
+
+
+def _print(text: str) -> int:
+    try:
+        print(text.rstrip("\n"), flush=True)
+    except BrokenPipeError:  # the reader has seen enough, as `head` has
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return ExitCode.SUCCESS
+
+
+def _sink() -> report.Sink:
+    name = os.environ.get(defaults.ENV_LOG_LEVEL, "").strip().upper()
+    least = int(name) if name.isdecimal() else _LEVELS.get(name, report.INFO)
+
+    def tell(level: int, text: str) -> None:
+        if level >= least:
+            _say(f"rallyrun: {text}")
+
+    return tell
+
+
+def _say(text: str) -> None:
+    data = memoryview(f"{text}\n".encode(errors="backslashreplace"))
+    try:
+        while data:
+            data = data[os.write(2, data) :]
+    except OSError:  # a stderr that is closed or full must not end a job that runs well
+        return

@@ -1,0 +1,235 @@
+"""The agent as a state machine: what was observed, in which state, leads to what is done next, and why.
+
+    Gathering ──Joined──▶ Starting ──Started──▶ Running ──Succeeded──▶ Draining ──Drained──▶ Done
+        ▲                                          │
+        └──────────Stopped────────── Stopping ◀────┤  Failed with a restart left, or peers that wait
+                                        │          │
+                                        └─▶ Done ◀─┘  Failed with none left: stopped, then done
+
+The shell performs one action at a time and reports what came of it; it decides nothing. Restarting is one action for the shell,
+because subclasses override it as one; the machine still sees each of its parts, and accepts a subclass that reports only
+the last. A signal ends the agent from any state.
+
+Invariants: a restart is spent only when a failure causes it; nothing is started in Stopping, Draining or Done; every action
+says why.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+__all__ = [
+    "Abandon", "Action", "CouldNotStop", "Done", "Drain", "Drained", "Draining", "Failed", "Finish", "Gathering", "Initialize",
+    "Joined", "LostTrack", "Observation", "PeersWaiting", "Proceed", "Quiet", "Restart", "Running", "Signalled", "Started",
+    "Starting", "State", "Stop", "Stopped", "Stopping", "Succeeded", "Watch", "begin", "step",
+]  # fmt: skip
+
+
+# States, each with only its own data.
+
+
+class Gathering(NamedTuple):
+    """Waiting for the nodes of the next generation to meet."""
+
+    why: str
+
+
+class Starting(NamedTuple):
+    """Our ranks are known; the workers are being started."""
+
+    group_rank: int
+    group_world_size: int
+
+
+class Running(NamedTuple):
+    """All our workers have been started and none has been seen to end."""
+
+
+class Stopping(NamedTuple):
+    """Our workers are being stopped; afterwards the next generation begins, or the run has failed."""
+
+    why: str
+    then_restart: bool
+
+
+class Draining(NamedTuple):
+    """Our workers have succeeded; the other nodes may still be busy."""
+
+
+class Done(NamedTuple):
+    succeeded: bool
+    why: str
+
+
+State = Gathering | Starting | Running | Stopping | Draining | Done
+
+
+# Observations.
+
+
+class Joined(NamedTuple):
+    group_rank: int
+    group_world_size: int
+
+
+class Started(NamedTuple):
+    pass
+
+
+class Quiet(NamedTuple):
+    """We looked, and all workers run."""
+
+
+class Succeeded(NamedTuple):
+    pass
+
+
+class Failed(NamedTuple):
+    what: str
+    restarts_left: int
+    max_restarts: int
+
+
+class PeersWaiting(NamedTuple):
+    nodes: int
+
+
+class Stopped(NamedTuple):
+    pass
+
+
+class CouldNotStop(NamedTuple):
+    what: str
+
+
+class Drained(NamedTuple):
+    pass
+
+
+class LostTrack(NamedTuple):
+    """The workers are in a state that nobody can explain."""
+
+    what: str
+
+
+class Signalled(NamedTuple):
+    name: str
+
+
+Observation = (
+    Joined | Started | Quiet | Succeeded | Failed | PeersWaiting | Stopped | CouldNotStop | Drained | LostTrack | Signalled
+)
+
+
+# Actions.
+
+
+class Initialize(NamedTuple):
+    """Meet the other nodes, then start the workers."""
+
+    why: str
+
+
+class Watch(NamedTuple):
+    """Wait until there is something to look at."""
+
+    why: str
+
+
+class Restart(NamedTuple):
+    """Stop the workers, meet, start them again."""
+
+    why: str
+    restarts_spent: int
+
+
+class Stop(NamedTuple):
+    why: str
+
+
+class Drain(NamedTuple):
+    """Wait for the other nodes to finish."""
+
+    why: str
+
+
+class Proceed(NamedTuple):
+    """Go on with the action that is under way."""
+
+    why: str
+
+
+class Finish(NamedTuple):
+    succeeded: bool
+    why: str
+
+
+class Abandon(NamedTuple):
+    """End at once, without another attempt."""
+
+    why: str
+
+
+Action = Initialize | Watch | Restart | Stop | Drain | Proceed | Finish | Abandon
+
+
+def begin() -> tuple[State, Action]:
+    return Gathering("the run begins"), Initialize("the run begins")
+
+
+def step(state: State, seen: Observation) -> tuple[State, Action]:
+    """The next state and what to do, for anything that can be observed in any state."""
+    match seen:
+        case Signalled(name):
+            return Done(False, f"{name} was received"), Abandon(f"{name} was received")
+        case CouldNotStop(what) | LostTrack(what):
+            return Done(False, what), Abandon(what)
+    match state:
+        case Gathering() | Starting() | Stopping():
+            return _while_changing(state, seen)
+        case Running():
+            return _while_running(seen)
+        case Draining():
+            return _while_draining(seen)
+        case Done(succeeded, why):
+            return state, Finish(succeeded, why)
+
+
+def _while_changing(state: Gathering | Starting | Stopping, seen: Observation) -> tuple[State, Action]:
+    match state, seen:
+        case Stopping(why, False), _:
+            return Done(False, why), Finish(False, why)
+        case _, Joined(rank, size):
+            return Starting(rank, size), Proceed(f"this node is {rank} of {size}")
+        case _, Started():
+            return Running(), Watch("all workers were started")
+        case Stopping(why, True), Stopped():
+            return Gathering(why), Proceed("the workers of the last attempt are gone")
+    return state, Proceed("an attempt is under way")
+
+
+def _while_running(seen: Observation) -> tuple[State, Action]:
+    match seen:
+        case Succeeded():
+            return Draining(), Drain("all workers of this node succeeded")
+        case Failed(what, left, most) if left > 0:
+            why = f"{what}; restarting all workers (restart {most - left + 1} of {most})"
+            return Stopping(why, True), Restart(why, 1)
+        case Failed(what, _, most):
+            why = f"{what}; {_none_left(most)}"
+            return Stopping(why, False), Stop(why)
+        case PeersWaiting(nodes) if nodes > 0:
+            why = f"{nodes} node(s) wait to join; restarting all workers in the larger world"
+            return Stopping(why, True), Restart(why, 0)
+    return Running(), Watch("all workers run")
+
+
+def _none_left(most: int) -> str:
+    return f"all {most} restart(s) are used up" if most else "no restarts were asked for (--max-restarts)"
+
+
+def _while_draining(seen: Observation) -> tuple[State, Action]:
+    if isinstance(seen, Drained):
+        why = "all workers succeeded"
+        return Done(True, why), Finish(True, why)
+    return Draining(), Drain("the other nodes are not done")

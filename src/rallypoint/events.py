@@ -1,0 +1,237 @@
+"""What happened in the job, as structured records for machines to read.
+
+An event goes to a *sink*, chosen by name: ``null`` forgets it, ``console`` writes it to stderr as one line of JSON, and others
+can be added by `register_sink`. Most jobs have the null sink, so an event that nobody will see costs a lookup: nothing is
+serialised, and neither ``json`` nor ``logging`` is imported. Other programs replace `get_logging_handler` in this module, so it
+is looked up anew for each event, and a replaced one is always asked.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from rallypoint import defaults
+from rallypoint.errors import UsageError
+
+if TYPE_CHECKING:
+    import logging
+
+__all__ = [
+    "Event",
+    "EventMetadataValue",
+    "EventSource",
+    "NodeState",
+    "RdzvEvent",
+    "check_sink",
+    "construct_and_record_rdzv_event",
+    "get_logging_handler",
+    "is_recorded",
+    "record",
+    "record_rdzv_event",
+    "register_sink",
+]
+
+NULL = defaults.EVENT_LOG_HANDLER
+RENDEZVOUS_SINK = "dynamic_rendezvous"
+
+EventMetadataValue = str | int | float | bool | None
+
+
+class EventSource(str, Enum):
+    """Who tells."""
+
+    AGENT = "AGENT"
+    WORKER = "WORKER"
+
+
+class NodeState(str, Enum):
+    """How a node stands in a rendezvous."""
+
+    INIT = "INIT"
+    RUNNING = "RUNNING"
+    SUCCEEDED = "SUCCEEDED"
+    FAILED = "FAILED"
+
+
+class _Serializable:
+    """What the events have in common."""
+
+    def __str__(self) -> str:
+        return self.serialize()
+
+    def serialize(self) -> str:
+        """One line of JSON."""
+        import json
+
+        return json.dumps(vars(self))
+
+
+@dataclass
+class Event(_Serializable):
+    """Something that happened; the timestamp is in milliseconds since 1970."""
+
+    name: str
+    source: EventSource
+    timestamp: int = 0
+    metadata: dict[str, EventMetadataValue] = field(default_factory=dict)
+
+    @staticmethod
+    def deserialize(data: str | Event) -> Event:
+        """The event that was serialised; an event is given back as it is."""
+        if isinstance(data, Event):
+            return data
+        import json
+
+        fields = json.loads(data)
+        return Event(**{**fields, "source": EventSource(fields["source"])})
+
+
+@dataclass
+class RdzvEvent(_Serializable):
+    """Something that happened while nodes were meeting."""
+
+    name: str
+    run_id: str
+    message: str
+    hostname: str
+    pid: int
+    node_state: NodeState
+    master_endpoint: str = ""
+    rank: int | None = None
+    local_id: int | None = None
+    error_trace: str = ""
+
+    @staticmethod
+    def deserialize(data: str | RdzvEvent) -> RdzvEvent:
+        """The event that was serialised; an event is given back as it is."""
+        if isinstance(data, RdzvEvent):
+            return data
+        import json
+
+        fields = json.loads(data)
+        return RdzvEvent(**{**fields, "node_state": NodeState(fields["node_state"])})
+
+
+def _null_sink() -> logging.Handler:
+    import logging
+
+    return logging.NullHandler()
+
+
+def _console_sink() -> logging.Handler:
+    import logging
+
+    return logging.StreamHandler()
+
+
+_sinks: dict[str, Callable[[], logging.Handler]] = {NULL: _null_sink, "console": _console_sink, RENDEZVOUS_SINK: _null_sink}
+_handlers: dict[str, logging.Handler] = {}  # those that were needed so far
+_attached: dict[str, logging.Handler] = {}  # which handler of ours each sink's logger has
+
+
+def register_sink(name: str, create_handler: Callable[[], logging.Handler]) -> None:
+    """Let events for `name` go to the handler that `create_handler` makes when the first one comes."""
+    _sinks[name] = create_handler
+    _handlers.pop(name, None)
+
+
+def check_sink(name: str) -> None:
+    """Refuse a sink that nobody knows, before anything is started."""
+    if get_logging_handler is _own_get_logging_handler:
+        _require(name)
+
+
+def _require(name: str) -> None:
+    if name not in _sinks:
+        known = ", ".join(sorted(_sinks.keys() - {RENDEZVOUS_SINK}))
+        raise UsageError(f"event_log_handler: there is no event sink {name!r}; available: {known}")
+
+
+def get_logging_handler(destination: str = NULL) -> logging.Handler:
+    """The handler of a sink, the same each time."""
+    _require(destination)
+    if destination not in _handlers:
+        _handlers[destination] = _sinks[destination]()
+    return _handlers[destination]
+
+
+_own_get_logging_handler = get_logging_handler
+
+
+def is_recorded(destination: str) -> bool:
+    """Whether anybody would see an event that is sent there; if not, it need not be made."""
+    if get_logging_handler is _own_get_logging_handler:
+        return _sinks.get(destination) is not _null_sink
+    import logging
+
+    return not isinstance(get_logging_handler(destination), logging.NullHandler)
+
+
+def record(event: Event, destination: str = NULL) -> None:
+    """Send an event to a sink."""
+    if is_recorded(destination):
+        _get_or_create_logger(destination).info(event.serialize())
+
+
+def record_rdzv_event(event: RdzvEvent) -> None:
+    """Send an event to the sink for rendezvous events."""
+    if is_recorded(RENDEZVOUS_SINK):
+        _get_or_create_logger(RENDEZVOUS_SINK).info(event.serialize())
+
+
+def construct_and_record_rdzv_event(
+    run_id: str,
+    message: str,
+    node_state: NodeState,
+    name: str = "",
+    hostname: str = "",
+    pid: int | None = None,
+    master_endpoint: str = "",
+    local_id: int | None = None,
+    rank: int | None = None,
+) -> None:
+    """Make a rendezvous event and send it; it is named by the caller's file and `name`, or the calling function."""
+    if not is_recorded(RENDEZVOUS_SINK):
+        return
+    caller = sys._getframe(1).f_code
+    event = RdzvEvent(
+        name=f"{os.path.basename(caller.co_filename)}:{name or caller.co_name}",
+        run_id=run_id,
+        message=message,
+        hostname=hostname or socket.gethostname(),
+        pid=pid or os.getpid(),
+        node_state=node_state,
+        master_endpoint=master_endpoint,
+        rank=rank,
+        local_id=local_id,
+        error_trace=_current_traceback() if node_state == NodeState.FAILED else "",
+    )
+    record_rdzv_event(event)
+
+
+def _current_traceback() -> str:
+    import traceback
+
+    return traceback.format_exc()
+
+
+def _get_or_create_logger(destination: str = NULL) -> logging.Logger:
+    """The logger of a sink, apart from all others, so that an event is seen once."""
+    import logging
+
+    logger = logging.getLogger(f"torchelastic-events-{destination}")
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+    handler = get_logging_handler(destination)
+    if _attached.get(destination) is not handler:
+        if destination in _attached:
+            logger.removeHandler(_attached[destination])
+        logger.addHandler(handler)
+        _attached[destination] = handler
+    return logger

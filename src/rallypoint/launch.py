@@ -1,0 +1,157 @@
+"""Launching: from a LaunchConfig and an entry point to the results of the workers on this node.
+
+Names are looked up through their modules at the time of use, because callers replace them there.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from rallypoint import defaults, events, metrics, report
+from rallypoint.config import LaunchConfig
+from rallypoint.errors import SignalException, UsageError
+from rallypoint.local_agent import LocalElasticAgent
+from rallypoint.rendezvous import registry as rdzv_registry
+from rallypoint.rendezvous.endpoint import parse_rendezvous_endpoint
+from rallypoint.rendezvous.handler import RendezvousParameters
+from rallypoint.workers import RunResult, WorkerSpec
+
+__all__ = ["LaunchConfig", "elastic_launch", "launch_agent"]
+
+Entrypoint = Callable[..., Any] | str | None
+
+
+class elastic_launch:  # noqa: N801  # the name is part of the contract
+    """A function or program that, when called, runs on all workers: ``elastic_launch(config, fn)(*args)``.
+
+    The call returns what each worker of this node returned, by global rank.
+    """
+
+    def __init__(self, config: LaunchConfig, entrypoint: Entrypoint, health_check_server: Any = None) -> None:
+        self._config = config
+        self._entrypoint = entrypoint
+        self._health_check_server = health_check_server
+
+    def __call__(self, *args: Any) -> dict[int, Any]:
+        return launch_agent(self._config, self._entrypoint, list(args), self._health_check_server)
+
+
+def launch_agent(
+    config: LaunchConfig, entrypoint: Entrypoint, args: list[Any], health_check_server: Any = None
+) -> dict[int, Any]:
+    """Run one agent to its end. A signal leaves the rendezvous open, so that the job can go on elsewhere; all else closes it."""
+    if not config.run_id:
+        config.run_id = str(int.from_bytes(os.urandom(16), "big"))
+        report.debug(f"the config names no run_id; {config.run_id} was drawn")
+    events.check_sink(config.event_log_handler)
+    metrics.initialize_metrics(metrics.MetricsConfig(config.metrics_cfg))
+    spec = _worker_spec(config, entrypoint, args)
+    agent = _make_agent(config, spec, health_check_server)
+    shutdown_rdzv = True
+    try:
+        result = agent.run()
+        events.record(agent.get_event_succeeded(), config.event_log_handler)
+        _raise_failures(_get_entrypoint_name(entrypoint, args), result)
+        return result.return_values
+    except SignalException:
+        shutdown_rdzv = False
+        events.record(agent.get_event_failed(), config.event_log_handler)
+        raise
+    except Exception as error:
+        if not _is_child_failure(error):
+            events.record(agent.get_event_failed(), config.event_log_handler)
+        raise
+    finally:
+        if shutdown_rdzv:
+            spec.rdzv_handler.shutdown()
+
+
+def _worker_spec(config: LaunchConfig, entrypoint: Entrypoint, args: Sequence[Any]) -> WorkerSpec:
+    parameters = RendezvousParameters(
+        backend=config.rdzv_backend,
+        endpoint=config.rdzv_endpoint,
+        run_id=config.run_id,
+        min_nodes=config.min_nodes,
+        max_nodes=config.max_nodes,
+        local_addr=config.local_addr,
+        **config.rdzv_configs,
+    )
+    master_addr, master_port = _get_addr_and_port(parameters)
+    return WorkerSpec(
+        role=config.role,
+        local_world_size=config.nproc_per_node,
+        rdzv_handler=rdzv_registry.get_rendezvous_handler(parameters),
+        entrypoint=entrypoint,
+        args=tuple(args),
+        max_restarts=config.max_restarts,
+        monitor_interval=config.monitor_interval,
+        master_addr=master_addr,
+        master_port=master_port,
+        local_addr=config.local_addr,
+        event_log_handler=config.event_log_handler,
+        numa_options=config.numa_options,
+        duplicate_stdout_filters=config.duplicate_stdout_filters,
+        duplicate_stderr_filters=config.duplicate_stderr_filters,
+        virtual_local_rank=config.virtual_local_rank,
+    )
+
+
+def _make_agent(config: LaunchConfig, spec: WorkerSpec, health_check_server: Any) -> LocalElasticAgent:
+    if config.logs_specs is None:
+        raise UsageError("logs_specs was set to None after the config was made; leave it out for the default")
+    return LocalElasticAgent(
+        spec=spec,
+        logs_specs=config.logs_specs,
+        start_method=config.start_method,
+        exit_barrier_timeout=config.exit_barrier_timeout,
+        log_line_prefix_template=config.log_line_prefix_template,
+        shutdown_timeout=_shutdown_timeout(config),
+        health_check_server=health_check_server,
+        signals_to_handle=config.signals_to_handle,
+        worker_env=config.worker_env,
+    )
+
+
+def _shutdown_timeout(config: LaunchConfig) -> float:
+    """The config's, else the environment's, else the default."""
+    if config.shutdown_timeout is not None:
+        return config.shutdown_timeout
+    return float(os.environ.get(defaults.ENV_SHUTDOWN_TIMEOUT, defaults.SHUTDOWN_TIMEOUT_S))
+
+
+def _raise_failures(name: str, result: RunResult) -> None:
+    if result.is_failed():
+        from rallypoint.processes.failures import ChildFailedError
+
+        raise ChildFailedError(name=name, failures=result.failures)
+
+
+def _is_child_failure(error: Exception) -> bool:
+    """Whether the workers failed, not the agent; the class is imported only where one was raised."""
+    failures = sys.modules.get("rallypoint.processes.failures")
+    return failures is not None and isinstance(error, failures.ChildFailedError)
+
+
+def _get_entrypoint_name(entrypoint: Entrypoint, args: Sequence[Any]) -> str:
+    """A function's name; for our own interpreter the script, which is the first argument that is no flag; else the program."""
+    if isinstance(entrypoint, str):
+        if entrypoint != sys.executable:
+            return entrypoint
+        return next((str(arg) for arg in args if not str(arg).startswith("-")), "")
+    return str(getattr(entrypoint, "__qualname__", entrypoint)) if entrypoint is not None else ""
+
+
+def _get_addr_and_port(rdzv_parameters: RendezvousParameters) -> tuple[str | None, int | None]:
+    """The workers' master, where the user names it: with the static back end the endpoint is the master."""
+    if rdzv_parameters.backend != defaults.BACKEND_CLI:
+        return None, None
+    endpoint = rdzv_parameters.endpoint.strip()
+    if not endpoint:
+        raise UsageError("the static back end needs an endpoint: give --master-addr and --master-port, or rdzv_endpoint")
+    address, port = parse_rendezvous_endpoint(endpoint, default_port=-1)
+    if port == -1:
+        raise UsageError(f"the endpoint {endpoint!r} has no port: give --master-port, or rdzv_endpoint as host:port")
+    return address, port

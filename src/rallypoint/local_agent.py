@@ -1,0 +1,148 @@
+"""The agent that runs its workers on its own machine."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any
+
+from rallypoint import defaults, report
+from rallypoint.agent import SimpleElasticAgent
+from rallypoint.core.ranks import WorkerRanks
+from rallypoint.core.worker_plan import Group, WorkerPlan, plan_worker
+from rallypoint.metrics import prof
+from rallypoint.processes import warden_client
+from rallypoint.processes.context import PContext, wait_readable
+from rallypoint.processes.log_specs import LogsSpecs
+from rallypoint.processes.signals import inbox
+from rallypoint.processes.subprocesses import start_processes
+from rallypoint.processes.warded import WardedContext
+from rallypoint.rendezvous.handler import WakingHandler
+from rallypoint.workers import RunResult, WorkerGroup, WorkerSpec, WorkerState
+
+__all__ = ["LocalElasticAgent"]
+
+
+class LocalElasticAgent(SimpleElasticAgent):
+    """Starts `spec.local_world_size` workers on this machine, and starts or stops them as one."""
+
+    def __init__(
+        self,
+        spec: WorkerSpec,
+        logs_specs: LogsSpecs,
+        start_method: str = defaults.START_METHOD,
+        exit_barrier_timeout: float = defaults.EXIT_BARRIER_TIMEOUT_S,
+        log_line_prefix_template: str | None = None,
+        shutdown_timeout: float = defaults.SHUTDOWN_TIMEOUT_S,
+        health_check_server: Any = None,
+        uninterruptible_state_timeout: float | None = None,
+        *,
+        signals_to_handle: str = defaults.SIGNALS_TO_HANDLE,
+        worker_env: dict[str, str] | None = None,
+    ) -> None:
+        super().__init__(spec, exit_barrier_timeout, shutdown_timeout)
+        self._start_method = start_method
+        self._pcontext: PContext | None = None
+        self._rdzv_handler = spec.rdzv_handler
+        self._log_line_prefix_template = log_line_prefix_template
+        self._logs_specs = logs_specs
+        self._health_check_server = health_check_server
+        self._kill_wait_s = _kill_wait(uninterruptible_state_timeout)
+        self._signals_to_handle = signals_to_handle
+        self._worker_env = worker_env or {}
+
+    def run(self, role: str = "default") -> RunResult:
+        with warden_client.keep_wardens():
+            result = super().run(role)
+        discard = getattr(self._logs_specs, "discard_if_empty", None)
+        if discard is not None and not result.is_failed():
+            discard()
+        return result
+
+    @prof
+    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+        spec = worker_group.spec
+        plans = self._plan(worker_group)
+        prefixes = {plan.local_rank: plan.prefix for plan in plans if plan.prefix is not None}
+        self._pcontext = start_processes(
+            name=spec.role,
+            entrypoint=spec.entrypoint or "",
+            args={plan.local_rank: plan.args for plan in plans},
+            envs={plan.local_rank: plan.env for plan in plans},
+            logs_specs=self._logs_specs,
+            log_line_prefixes=prefixes or None,
+            start_method=self._start_method,
+            numa_options=spec.numa_options,
+            duplicate_stdout_filters=spec.duplicate_stdout_filters,
+            duplicate_stderr_filters=spec.duplicate_stderr_filters,
+        )
+        if self._kill_wait_s is not None and isinstance(self._pcontext, WardedContext):
+            self._pcontext.kill_wait_s = self._kill_wait_s
+        return self._pcontext.pids()
+
+    def _plan(self, group: WorkerGroup) -> list[WorkerPlan]:
+        spec = group.spec
+        shared = Group(
+            role=spec.role,
+            group_rank=group.group_rank or 0,
+            group_world_size=group.group_world_size or 1,
+            local_world_size=spec.local_world_size,
+            master_addr=group.master_addr or "",
+            master_port=group.master_port or 0,
+            restart_count=spec.max_restarts - self._remaining_restarts,
+            max_restarts=spec.max_restarts,
+            run_id=spec.rdzv_handler.get_run_id(),
+            use_agent_store=bool(spec.rdzv_handler.use_agent_store),
+            signals_to_handle=self._signals_to_handle,
+            hostname=os.uname().nodename,
+            prefix_template=self._log_line_prefix_template,
+            virtual_local_rank=spec.virtual_local_rank,
+            visible_devices=os.environ.get(defaults.ENV_CUDA_VISIBLE_DEVICES),
+            extra_env=self._worker_env,
+            inherited=os.environ,
+        )
+        ranks = [WorkerRanks(w.local_rank, w.global_rank, w.role_rank, w.world_size, w.role_world_size) for w in group.workers]
+        return [plan_worker(shared, one, spec.args) for one in ranks]
+
+    @prof
+    def _stop_workers(self, worker_group: WorkerGroup, is_restart: bool = False) -> None:
+        self._shutdown(signal.SIGTERM, timeout=self._shutdown_timeout, is_restart=is_restart)
+
+    def _shutdown(
+        self, death_sig: signal.Signals = signal.SIGTERM, timeout: float = defaults.SHUTDOWN_TIMEOUT_S, is_restart: bool = False
+    ) -> None:
+        if self._pcontext is not None:
+            self._pcontext.close(death_sig, timeout)
+
+    @prof
+    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        context = self._pcontext
+        if context is None:
+            return RunResult(WorkerState.UNKNOWN)
+        known, running = {worker.id for worker in worker_group.workers}, set(context.pids().values())
+        if known != running:
+            report.warn(f"role {worker_group.spec.role}: the workers have the process ids {known}, but {running} were started")
+            return RunResult(WorkerState.UNKNOWN)
+        ended = context.wait(0)
+        if ended is None:
+            return RunResult(WorkerState.HEALTHY)
+        global_rank = {worker.local_rank: worker.global_rank for worker in worker_group.workers}
+        if ended.is_failed():
+            return RunResult(WorkerState.FAILED, failures={global_rank[local]: one for local, one in ended.failures.items()})
+        return RunResult(WorkerState.SUCCEEDED, {global_rank[local]: value for local, value in ended.return_values.items()})
+
+    def _wait_for_news(self) -> None:
+        """Sleep until a worker, a peer or a signal wakes us; poll only for what cannot wake us."""
+        handler, context = self._rdzv_handler, self._pcontext
+        news_fd = context.news_fd() if isinstance(context, PContext) else None
+        peers_fd = handler.wakeup_fd() if isinstance(handler, WakingHandler) else None
+        is_ours = type(self)._monitor_workers is LocalElasticAgent._monitor_workers
+        must_poll = news_fd is None or not is_ours or not isinstance(handler, WakingHandler)
+        timeout_s = self._worker_group.spec.monitor_interval if must_poll else None
+        wait_readable([news_fd, peers_fd, inbox.fileno()], timeout_s)
+
+
+def _kill_wait(given_s: float | None) -> float | None:
+    """How long after SIGKILL a process is called unkillable, if somebody said so."""
+    text = os.environ.get(defaults.ENV_UNINTERRUPTIBLE_TIMEOUT)
+    return given_s if given_s is not None or text is None else float(text)

@@ -1,0 +1,140 @@
+"""A group of worker processes that start together, and what became of them.
+
+`PContext` is the interface that agents use and that others may implement. It waits with an eye on the signal inbox, so
+that a signal ends any wait. Looking at the processes never ends them; only `close` does.
+"""
+
+from __future__ import annotations
+
+import select
+import signal
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from rallypoint import defaults
+from rallypoint.errors import UsageError
+from rallypoint.processes.log_specs import LogsSpecs
+from rallypoint.processes.signals import inbox
+
+if TYPE_CHECKING:
+    from rallypoint.processes.failures import ProcessFailure
+
+__all__ = ["PContext", "RunProcsResult", "wait_readable"]
+
+
+@dataclass
+class RunProcsResult:
+    """How a group of processes ended, by local rank."""
+
+    return_values: dict[int, Any] = field(default_factory=dict)
+    failures: dict[int, ProcessFailure] = field(default_factory=dict)
+    stdouts: dict[int, str] = field(default_factory=dict)
+    stderrs: dict[int, str] = field(default_factory=dict)
+
+    def is_failed(self) -> bool:
+        return len(self.failures) > 0
+
+
+class PContext(ABC):
+    """Processes of one entry point, one for each local rank in `args` and `envs`."""
+
+    def __init__(
+        self,
+        name: str,
+        entrypoint: Callable[..., Any] | str,
+        args: dict[int, tuple[Any, ...]],
+        envs: dict[int, dict[str, str]],
+        logs_specs: LogsSpecs,
+        log_line_prefixes: dict[int, str] | None = None,
+        duplicate_stdout_filters: list[str] | None = None,
+        duplicate_stderr_filters: list[str] | None = None,
+    ) -> None:
+        _check_ranks(args, envs)
+        self.name = name
+        self.entrypoint = entrypoint
+        self.args = args
+        self.envs = envs
+        self.nprocs = len(args)
+        self._logs_specs = logs_specs
+        self._log_line_prefixes = log_line_prefixes
+        self._duplicate_stdout_filters = tuple(duplicate_stdout_filters or ())
+        self._duplicate_stderr_filters = tuple(duplicate_stderr_filters or ())
+        self._is_open = False
+
+    def start(self) -> None:
+        """Start all processes; from now on the signals to handle end our waits instead of us."""
+        inbox.begin(self.envs[0].get(defaults.ENV_SIGNALS_TO_HANDLE, defaults.SIGNALS_TO_HANDLE))
+        self._is_open = True
+        try:
+            self._start()
+        except BaseException:
+            self.close(signal.SIGKILL)
+            raise
+
+    def wait(self, timeout: float = -1, period: float = 1) -> RunProcsResult | None:
+        """The result once all have ended or one has failed; None after `timeout` seconds (negative: wait for ever; 0: just look).
+
+        Whoever still runs goes on running; `close` ends them. `period` matters only to contexts that have to poll.
+        """
+        deadline = None if timeout < 0 else time.monotonic() + timeout
+        while True:
+            inbox.raise_pending()
+            result = self._poll()
+            left = None if deadline is None else deadline - time.monotonic()
+            if result is not None or (left is not None and left <= 0):
+                return result
+            self._wait_for_news(left, period)
+
+    def close(self, death_sig: signal.Signals | None = None, timeout: float = defaults.SHUTDOWN_TIMEOUT_S) -> None:
+        """End whatever still runs: `death_sig` first, SIGKILL to those that are there `timeout` seconds later."""
+        if self._is_open:
+            self._is_open = False
+            try:
+                self._close(death_sig or signal.SIGTERM, timeout)
+            finally:
+                inbox.end()
+
+    def news_fd(self) -> int | None:
+        """Readable when a process may have ended; None where only polling tells."""
+        return None
+
+    def _wait_for_news(self, timeout_s: float | None, period_s: float) -> None:
+        fd = self.news_fd()
+        if fd is None:
+            timeout_s = period_s if timeout_s is None else min(period_s, timeout_s)
+        wait_readable([fd, inbox.fileno()], timeout_s)
+
+    @abstractmethod
+    def pids(self) -> dict[int, int]:
+        """The process id of each local rank."""
+
+    @abstractmethod
+    def _start(self) -> None: ...
+
+    @abstractmethod
+    def _poll(self) -> RunProcsResult | None: ...
+
+    @abstractmethod
+    def _close(self, death_sig: signal.Signals, timeout: float) -> None: ...
+
+
+def _check_ranks(args: dict[int, tuple[Any, ...]], envs: dict[int, dict[str, str]]) -> None:
+    """Local ranks must be 0..n−1, and the same in both."""
+    expected = set(range(len(args)))
+    if not args:
+        raise UsageError("args names no local rank: there is nothing to start")
+    for field_name, ranks in (("args", set(args)), ("envs", set(envs))):
+        if ranks != expected:
+            raise UsageError(f"{field_name} must name the local ranks 0..{len(args) - 1}, each once; it names {sorted(ranks)}")
+
+
+def wait_readable(fds: Iterable[int | None], timeout_s: float | None) -> set[int]:
+    """Wait until one of these can be read, at most `timeout_s` (None: for ever)."""
+    poll = select.poll()
+    for fd in fds:
+        if fd is not None:
+            poll.register(fd, select.POLLIN)
+    return {fd for fd, _ in poll.poll(None if timeout_s is None else max(0.0, timeout_s) * 1000)}

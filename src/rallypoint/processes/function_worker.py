@@ -1,0 +1,106 @@
+"""The other end of `functions`: what a process does that is to run a function for us.
+
+It runs in the worker, or in the warden that forks the workers, so it imports little. A failure is recorded in the error
+file, as for a decorated script; the exit code is the one that a script would have.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from typing import Any, BinaryIO, NoReturn
+
+from rallypoint.processes.error_files import record
+from rallypoint.processes.warden import Warden
+
+__all__ = ["read_result", "run_spawned", "serve_forked", "serve_spawned"]
+
+
+def run_spawned(parcel: BinaryIO, result_fd: int) -> None:
+    """Be a worker of the start method ``spawn``."""
+    fn, args = _unpack(parcel)
+    parcel.close()
+    _call(fn, args, result_fd)
+
+
+def serve_spawned(parcel: BinaryIO, sock_fd: int, agent_pid: int) -> NoReturn:
+    """Be the warden of the start method ``forkserver``."""
+    os.setsid()
+    fn, args = _unpack(parcel)
+    parcel.close()
+    os.set_inheritable(sock_fd, False)
+    _serve(socket.socket(fileno=sock_fd), agent_pid, fn, args)
+
+
+def serve_forked(sock: socket.socket, agent_pid: int, fn: Callable[..., Any], args: dict[int, tuple[Any, ...]]) -> NoReturn:
+    """Be the warden of the start method ``fork``: a copy of the agent, which must never return into the agent's code."""
+    try:
+        os.setsid()
+        _serve(sock, agent_pid, fn, args)
+    finally:
+        os._exit(1)
+
+
+def _serve(sock: socket.socket, agent_pid: int, fn: Callable[..., Any], args: dict[int, tuple[Any, ...]]) -> NoReturn:
+    def become(request: dict[str, Any]) -> None:
+        _run_forked(request, fn, args[request["local_rank"]])
+
+    try:
+        Warden(sock, agent_pid, become).run()
+    except ProcessLookupError:  # the agent was gone before we could watch it
+        pass
+    os._exit(0)
+
+
+def _run_forked(request: dict[str, Any], fn: Callable[..., Any], args: tuple[Any, ...]) -> NoReturn:
+    """Be a worker that was forked; multiprocessing's own bootstrap puts its state in order and gives the exit code."""
+    from multiprocessing import get_context
+
+    os.close(request["error_fd"])
+    os.chdir(request["cwd"])
+    os.environ.clear()
+    os.environ.update(request["env"])
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    (_, result_fd) = request["fds"][-1]
+    process = get_context("fork").Process(target=_call, args=(fn, args, result_fd))
+    os._exit(process._bootstrap())  # type: ignore[attr-defined]  # what Process.start() calls in the child
+
+
+def _call(fn: Callable[..., Any], args: tuple[Any, ...], result_fd: int) -> None:
+    """Run the function, with its failure recorded, and leave what it returned."""
+    import pickle
+
+    result = record(fn)(*args)
+    with os.fdopen(result_fd, "wb") as file:
+        pickle.dump(result, file)
+
+
+def read_result(result_fd: int) -> Any:
+    """What the function returned; the agent's end of the memory file."""
+    import pickle
+
+    with os.fdopen(os.dup(result_fd), "rb") as file:
+        file.seek(0)
+        return pickle.load(file)
+
+
+def _unpack(parcel: BinaryIO) -> Any:
+    """Prepare this interpreter as multiprocessing prepares its children, then load what was sent."""
+    import pickle
+    from multiprocessing import process, resource_tracker, spawn
+
+    current: Any = process.current_process()
+    current._inheriting = True  # a script without a __main__ guard is told so, instead of starting itself for ever
+    try:
+        preparation, tracker_fd = pickle.load(parcel)
+        if tracker_fd is not None:
+            resource_tracker._resource_tracker._fd = tracker_fd  # type: ignore[attr-defined]
+        spawn.prepare(preparation)
+        return pickle.load(parcel)
+    finally:
+        del current._inheriting
+        sys.stdout.flush()

@@ -1,0 +1,86 @@
+"""A log file that never fails its caller: a full disk must stop neither a training run nor its lines on the console."""
+
+from __future__ import annotations
+
+import os
+import select
+import stat
+
+from rallypoint import report
+
+__all__ = ["LogFile", "write_all"]
+
+
+class LogFile:
+    """Appends to one file. With a size cap the file becomes ``<name>.1`` when it is full, in place of the one before it."""
+
+    def __init__(self, path: str, max_bytes: int | None = None) -> None:
+        self._path = path
+        self._max_bytes = max_bytes
+        self._is_capped = False
+        self._fd = -1
+        self._size = 0
+
+    def open(self) -> LogFile:
+        try:
+            self._open()
+        except OSError as error:
+            self._give_up(error)
+        return self
+
+    def write(self, block: bytes) -> None:
+        if self._fd < 0:
+            return
+        try:
+            self._write(block)
+        except OSError as error:
+            self._give_up(error)
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def _open(self) -> None:
+        self._fd = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        status = os.fstat(self._fd)
+        self._size = status.st_size
+        # Only a real file can be put aside: renaming a device would take it away from everybody.
+        self._is_capped = self._max_bytes is not None and stat.S_ISREG(status.st_mode)
+
+    def _write(self, block: bytes) -> None:
+        if self._is_capped and self._max_bytes is not None:
+            block = self._fill_files(block, self._max_bytes)
+        write_all(self._fd, block)
+        self._size += len(block)
+
+    def _fill_files(self, block: bytes, max_bytes: int) -> bytes:
+        """Write as many full files as the block makes, changing files at line ends where there are any; gives what is left."""
+        while self._size + len(block) > max_bytes:
+            room = max(0, max_bytes - self._size)
+            line_end = block.rfind(b"\n", 0, room) + 1
+            cut = line_end if line_end or self._size else room
+            write_all(self._fd, block[:cut])
+            block = block[cut:]
+            self.close()
+            os.replace(self._path, f"{self._path}.1")
+            self._open()
+        return block
+
+    def _give_up(self, error: OSError) -> None:
+        self.close()
+        report.warn(
+            f"{self._path} cannot be written: {error.strerror}. The workers go on, but this file gets no more of their output."
+        )
+
+
+def write_all(fd: int, block: bytes) -> None:
+    """Write everything, also to a descriptor that somebody else has made non-blocking."""
+    left = memoryview(block)
+    while left:
+        try:
+            left = left[os.write(fd, left) :]
+        except BlockingIOError:
+            poll = select.poll()
+            poll.register(fd, select.POLLOUT)
+            poll.poll()

@@ -1,0 +1,86 @@
+"""Where each worker's output goes, decided from the log destinations, and carried there.
+
+Three ways out, each as cheap as it can be. Output that nobody but the console wants is inherited. Output that only a file wants
+is written there by the worker itself. Everything else passes through the pump: what is shown and kept, what has a size cap, and
+always stderr that is not redirected, so that its last lines can be told when the worker fails.
+"""
+
+from __future__ import annotations
+
+import os
+
+from rallypoint import defaults
+from rallypoint.processes.log_specs import LogsDest, Std
+from rallypoint.processes.streams import Route, StreamPump, console_writer
+
+__all__ = ["Outlets"]
+
+
+class Outlets:
+    """The ends of all streams of one group of workers."""
+
+    def __init__(self, logs: LogsDest, log_max_bytes: int | None = None) -> None:
+        self._logs = logs
+        self._log_max_bytes = log_max_bytes
+        self._pump = StreamPump(defaults.STDERR_TAIL_BYTES, log_max_bytes)
+        self._handed_over: list[int] = []
+
+    def open(self, local_rank: int, stream: Std, prefix: str, filters: tuple[str, ...]) -> int:
+        """The file descriptor that the worker is to find as this stream."""
+        is_out = stream == Std.OUT
+        file = (self._logs.stdouts if is_out else self._logs.stderrs).get(local_rank, "")
+        is_tee = local_rank in (self._logs.tee_stdouts if is_out else self._logs.tee_stderrs)
+        if file and not is_tee and not (self._log_max_bytes and file != os.devnull):
+            return self._keep(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644))
+        if is_out and not file:
+            return int(stream)
+        filtered_file = self._logs.filtered_stdout if is_out else self._logs.filtered_stderr
+        route = Route(
+            local_rank,
+            stream,
+            log_file=file,
+            console=console_writer(stream) if is_tee or not file else None,
+            prefix=prefix if is_tee else "",
+            filters=filters if is_tee else (),
+            filtered_file=filtered_file if is_tee else "",
+        )
+        return self._keep(self._pump.open(route))
+
+    def _keep(self, fd: int) -> int:
+        self._handed_over.append(fd)
+        return fd
+
+    def hand_over(self) -> None:
+        """The workers have their ends; close ours, and start to listen."""
+        for fd in self._handed_over:
+            os.close(fd)
+        self._handed_over.clear()
+        self._pump.start()
+
+    def worker_ended(self, local_rank: int) -> None:
+        self._pump.worker_ended(local_rank)
+
+    def stderr_tail(self, local_rank: int) -> str:
+        """The last lines that an ended worker wrote to stderr, from the pump or from its file."""
+        file = self._logs.stderrs.get(local_rank, "")
+        if self._pump.wait_drained(local_rank, timeout_s=1.0) and (tail := self._pump.tail(local_rank, Std.ERR)):
+            return tail
+        return _file_tail(file) if file and file != os.devnull else ""
+
+    def quiet_interrupts(self) -> None:
+        self._pump.quiet_interrupts()
+
+    def close(self, timeout_s: float) -> None:
+        for fd in self._handed_over:
+            os.close(fd)
+        self._handed_over.clear()
+        self._pump.close(timeout_s)
+
+
+def _file_tail(file: str) -> str:
+    try:
+        with open(file, "rb") as log:
+            log.seek(max(0, os.fstat(log.fileno()).st_size - defaults.STDERR_TAIL_BYTES))
+            return log.read().decode(errors="replace")
+    except OSError:  # it was deleted; the summary does without
+        return ""

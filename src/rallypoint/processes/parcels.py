@@ -1,0 +1,119 @@
+"""A function and its arguments, packed for another interpreter.
+
+It is multiprocessing's own pickling, with the same preparation (the path, ``__main__`` of a script), so whatever can be sent to a
+``multiprocessing.Process`` can be sent here. A function that pickle cannot name, such as a lambda or one typed into a notebook, is
+sent by value where ``cloudpickle`` is installed. The parcel lies in a memory file: it needs no reader while it is written.
+"""
+
+from __future__ import annotations
+
+import io
+import marshal
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+from rallypoint.errors import UsageError
+
+__all__ = ["Parcel", "pack"]
+
+
+class Parcel(NamedTuple):
+    """A memory file with the content, and every file descriptor that must go along, under its own number."""
+
+    fd: int
+    fds: tuple[int, ...]
+
+    def close(self) -> None:
+        os.close(self.fd)
+
+
+def pack(content: Any, name: str) -> Parcel:
+    """Write path, preparation and content, in the order in which the receiver needs them."""
+    import pickle
+    from multiprocessing import spawn
+
+    preparation = spawn.get_preparation_data(name)
+    with _collecting_fds() as passed:
+        body = _pickle_content(content, main_can_be_imported="init_main_from_name" in preparation or "init_main_from_path" in preparation)
+    tracker_fd = _tracker_fd()
+    head = pickle.dumps((preparation, tracker_fd))
+    fd = os.memfd_create("parcel", os.MFD_CLOEXEC)
+    with os.fdopen(os.dup(fd), "wb") as file:
+        file.write(marshal.dumps(sys.path) + head + body)
+    os.lseek(fd, 0, os.SEEK_SET)
+    tracker = () if tracker_fd is None else (tracker_fd,)
+    return Parcel(fd, (fd, *tracker, *passed))
+
+
+def _pickle_content(content: Any, main_can_be_imported: bool) -> bytes:
+    from multiprocessing.reduction import ForkingPickler
+
+    function = content[0]
+    by_value_reason = ""
+    if getattr(function, "__module__", "") == "__main__" and not main_can_be_imported:
+        by_value_reason = "it is defined in an interactive session, which a new interpreter cannot import"
+    else:
+        buffer = io.BytesIO()
+        try:
+            ForkingPickler(buffer).dump(content)
+            return buffer.getvalue()
+        except Exception as error:  # pickling runs the code of every object in the content, which may raise anything
+            by_value_reason = f"pickle says: {error}"
+    return _pickle_by_value(content, by_value_reason)
+
+
+def _pickle_by_value(content: Any, reason: str) -> bytes:
+    name = getattr(content[0], "__qualname__", repr(content[0]))
+    try:
+        import cloudpickle
+    except ImportError:
+        raise UsageError(
+            f"the function {name} or its arguments cannot be sent to a new process: {reason}. Define it at the top level of a "
+            "module, or install rallypoint[functions], or use start_method='fork'"
+        ) from None
+    try:
+        body: bytes = cloudpickle.dumps(content)
+    except Exception as error:  # as above
+        raise UsageError(f"the function {name} or its arguments cannot be sent to a new process: {error}") from error
+    return body
+
+
+class _Spawning:
+    """What multiprocessing's queues, locks and pipes ask for when they are pickled for a child: a way to pass their files on."""
+
+    def __init__(self) -> None:
+        self.passed: list[int] = []
+
+    def duplicate_for_child(self, fd: int) -> int:
+        self.passed.append(fd)
+        return fd
+
+    class DupFd:
+        def __init__(self, fd: int) -> None:
+            self.fd = fd
+
+        def detach(self) -> int:
+            return self.fd
+
+
+@contextmanager
+def _collecting_fds() -> Iterator[list[int]]:
+    from multiprocessing import context
+
+    spawning = _Spawning()
+    context.set_spawning_popen(spawning)  # type: ignore[arg-type]  # it asks for no more than the above
+    try:
+        yield spawning.passed
+    finally:
+        context.set_spawning_popen(None)
+
+
+def _tracker_fd() -> int | None:
+    """The line to multiprocessing's resource tracker, if this process has one: its children are to share it."""
+    from multiprocessing import resource_tracker
+
+    fd: int | None = resource_tracker._resource_tracker._fd  # type: ignore[attr-defined]  # getfd() would start one
+    return fd

@@ -1,0 +1,109 @@
+"""Signals that ask the launcher to stop: handlers only enqueue, the loop that waits raises.
+
+A handler that raises makes every line of the program one that may throw. Ours write the signal's number into a pipe, which the
+agent's loop polls beside its workers. A signal that was ignored when we started (``nohup``) stays ignored. The
+one exception is a call into code that is not ours and may block for long: around such a call, `interrupting()` lets the
+handler raise, for nothing else could end it.
+
+Handlers are a property of the process, and so is this inbox: whoever watches inside another watcher shares it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+from rallypoint import report
+from rallypoint.errors import SignalException
+
+__all__ = ["SignalInbox", "inbox", "parse_signal_names"]
+
+
+def parse_signal_names(names: str) -> list[signal.Signals]:
+    """The signals of a list such as ``SIGTERM,SIGINT``; unknown names are said and left out."""
+    known = signal.Signals.__members__
+    wanted = [name.strip().upper() for name in names.split(",") if name.strip()]
+    for name in wanted:
+        if name not in known:
+            report.warn(f"signals_to_handle names {name!r}, which this system does not have; it is left out")
+    return [known[name] for name in wanted if name in known]
+
+
+class SignalInbox:
+    """The signals received since `watch` was entered, oldest first."""
+
+    def __init__(self) -> None:
+        self._watchers = 0
+        self._old_handlers: dict[signal.Signals, object] = {}
+        self._pipe: tuple[int, int] | None = None
+        self._may_raise = False
+
+    @contextmanager
+    def watch(self, names: str) -> Iterator[SignalInbox]:
+        """Receive the named signals here instead of dying of them. Outside the main thread nothing can be received."""
+        self.begin(names)
+        try:
+            yield self
+        finally:
+            self.end()
+
+    def begin(self, names: str) -> None:
+        self._watchers += 1
+        if self._watchers > 1 or threading.current_thread() is not threading.main_thread():
+            return
+        self._pipe = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        for number in parse_signal_names(names):
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                self._old_handlers[number] = signal.signal(number, self._handle)
+
+    def end(self) -> None:
+        self._watchers -= 1
+        if self._watchers or self._pipe is None:
+            return
+        for number, old in self._old_handlers.items():
+            signal.signal(number, old)  # type: ignore[arg-type]  # it is what signal.signal() gave us
+        self._old_handlers.clear()
+        for fd in self._pipe:
+            os.close(fd)
+        self._pipe = None
+
+    def _handle(self, number: int, _frame: FrameType | None) -> None:
+        if self._may_raise:
+            raise SignalException(f"received {signal.Signals(number).name}", signal.Signals(number))
+        if self._pipe is not None:
+            os.write(self._pipe[1], bytes([number]))
+
+    def fileno(self) -> int | None:
+        """Readable when a signal has come; None where none can come."""
+        return self._pipe[0] if self._pipe else None
+
+    def take(self) -> signal.Signals | None:
+        """The oldest signal not yet taken."""
+        if self._pipe is None:
+            return None
+        try:
+            return signal.Signals(os.read(self._pipe[0], 1)[0])
+        except BlockingIOError:
+            return None
+
+    def raise_pending(self) -> None:
+        number = self.take()
+        if number is not None:
+            raise SignalException(f"received {number.name}", number)
+
+    @contextmanager
+    def interrupting(self) -> Iterator[None]:
+        """Around a call into foreign code that may block: a signal is raised right there."""
+        self.raise_pending()
+        self._may_raise = True
+        try:
+            yield
+        finally:
+            self._may_raise = False
+
+
+inbox = SignalInbox()

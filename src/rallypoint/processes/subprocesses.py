@@ -1,0 +1,75 @@
+"""Workers that are programs: scripts, modules, binaries, shell scripts. And the function that starts any group of workers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+from rallypoint import defaults
+from rallypoint.processes.context import PContext
+from rallypoint.processes.log_specs import LogsSpecs
+from rallypoint.processes.warded import WardedContext
+from rallypoint.processes.warden_client import Launch
+
+__all__ = ["SubprocessContext", "start_processes"]
+
+
+class SubprocessContext(WardedContext):
+    """Runs `entrypoint`, the path or name of a program, once for each local rank."""
+
+    def __init__(
+        self,
+        name: str,
+        entrypoint: str,
+        args: dict[int, tuple[Any, ...]],
+        envs: dict[int, dict[str, str]],
+        logs_specs: LogsSpecs,
+        log_line_prefixes: dict[int, str] | None = None,
+        numa_options: Any = None,
+        duplicate_stdout_filters: list[str] | None = None,
+        duplicate_stderr_filters: list[str] | None = None,
+    ) -> None:
+        super().__init__(
+            name, entrypoint, args, envs, logs_specs, log_line_prefixes, duplicate_stdout_filters, duplicate_stderr_filters
+        )
+        self._numa_options = numa_options
+
+    def _launch_of(self, local_rank: int, error_file: str) -> Launch:
+        command = (str(self.entrypoint), *map(str, self.args[local_rank]))
+        env = {**os.environ, **self.envs[local_rank], defaults.ENV_ERROR_FILE: error_file}
+        return Launch(local_rank, command, env, {})
+
+
+def start_processes(
+    name: str,
+    entrypoint: Callable[..., Any] | str,
+    args: dict[int, tuple[Any, ...]],
+    envs: dict[int, dict[str, str]],
+    logs_specs: LogsSpecs,
+    log_line_prefixes: dict[int, str] | None = None,
+    start_method: str = defaults.START_METHOD,
+    numa_options: Any = None,
+    duplicate_stdout_filters: list[str] | None = None,
+    duplicate_stderr_filters: list[str] | None = None,
+) -> PContext:
+    """Start one process for each local rank, running a program or a function, and return them as a group."""
+    common: dict[str, Any] = {
+        "name": name,
+        "args": args,
+        "envs": envs,
+        "logs_specs": logs_specs,
+        "log_line_prefixes": log_line_prefixes,
+        "numa_options": numa_options,
+        "duplicate_stdout_filters": duplicate_stdout_filters,
+        "duplicate_stderr_filters": duplicate_stderr_filters,
+    }
+    context: PContext
+    if isinstance(entrypoint, str):
+        context = SubprocessContext(entrypoint=entrypoint, **common)
+    else:
+        from rallypoint.processes.functions import MultiprocessContext
+
+        context = MultiprocessContext(entrypoint=entrypoint, start_method=start_method, **common)
+    context.start()
+    return context

@@ -1,0 +1,233 @@
+"""Workers under a warden: started by it, listened to through the pump, stopped by the rules of `core.shutdown`.
+
+This is what script workers and function workers share. A subclass says how each worker is launched, and what it returned.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from abc import abstractmethod
+from typing import TYPE_CHECKING, Any
+
+from rallypoint import defaults, report
+from rallypoint.core import shutdown
+from rallypoint.core.shutdown import GaveUp, Gone, Target, Waiting
+from rallypoint.errors import UnkillableWorkersError, WorkerStartError
+from rallypoint.processes import warden_client
+from rallypoint.processes.context import PContext, RunProcsResult, wait_readable
+from rallypoint.processes.log_specs import LogsDest, Std
+from rallypoint.processes.memory_kills import MemoryKills
+from rallypoint.processes.outlets import Outlets
+from rallypoint.processes.signals import inbox
+from rallypoint.processes.warden_client import Exited, FailedToStart, Launch, Lost, Rest, Started, WardenClient
+
+if TYPE_CHECKING:
+    from rallypoint.processes.failures import ProcessFailure
+
+__all__ = ["WardedContext"]
+
+START_TIMEOUT_S = 60.0  # forking a few hundred processes takes less than one
+DRAIN_TIMEOUT_S = 5.0  # for the last lines of ended workers, should the console be stuck
+
+
+class WardedContext(PContext):
+    """A PContext whose processes are children of a warden."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.kill_wait_s = defaults.UNINTERRUPTIBLE_TIMEOUT_S
+        self._warden: WardenClient | None = None
+        self._outlets: Outlets | None = None
+        self._logs = LogsDest()
+        self._pids: dict[int, int] = {}
+        self._exits: dict[int, Exited] = {}
+        self._failures: dict[int, ProcessFailure] = {}
+        self._rest: tuple[int, ...] | None = None  # None: not reported yet
+        self._memory_kills = MemoryKills()
+
+    @abstractmethod
+    def _launch_of(self, local_rank: int, error_file: str) -> Launch:
+        """How to start this worker; its standard streams are added to it."""
+
+    def _open_warden(self) -> WardenClient:
+        return warden_client.take()
+
+    def _return_values(self) -> dict[int, Any]:
+        """What the workers returned, once all have succeeded."""
+        return dict.fromkeys(self._exits)
+
+    def _release(self) -> None:
+        """Let go of what was held for the launches."""
+
+    def pids(self) -> dict[int, int]:
+        return dict(self._pids)
+
+    def news_fd(self) -> int | None:
+        return self._warden.fileno() if self._warden else None
+
+    def _start(self) -> None:
+        self._warden = self._open_warden()
+        self._logs = self._logs_specs.reify(self.envs)
+        self._outlets = Outlets(self._logs, getattr(self._logs_specs, "log_max_bytes", None))
+        self._memory_kills.snapshot()
+        try:
+            self._warden.spawn([self._launch(rank) for rank in sorted(self.args)])
+        finally:
+            self._outlets.hand_over()
+        self._await_start()
+
+    def _launch(self, rank: int) -> Launch:
+        assert self._outlets is not None
+        prefix = (self._log_line_prefixes or {}).get(rank, f"[{self.name}{rank}]:")
+        launch = self._launch_of(rank, self._logs.error_files[rank])
+        streams = {
+            1: self._outlets.open(rank, Std.OUT, prefix, self._duplicate_stdout_filters),
+            2: self._outlets.open(rank, Std.ERR, prefix, self._duplicate_stderr_filters),
+        }
+        if _is_open(0):
+            streams[0] = 0
+        return launch._replace(fds={**streams, **launch.fds})
+
+    def _await_start(self) -> None:
+        """Return when every worker has been started; if one cannot be, none is left."""
+        give_up_at = time.monotonic() + START_TIMEOUT_S
+        while len(self._pids) < self.nprocs:
+            left = give_up_at - time.monotonic()
+            if left <= 0:
+                raise WorkerStartError(f"only {len(self._pids)} of {self.nprocs} workers were started within {START_TIMEOUT_S:g} s")
+            self._absorb(left)
+
+    def _absorb(self, timeout_s: float = 0.0) -> None:
+        """Take in what the warden has reported."""
+        assert self._warden is not None
+        for news in self._warden.receive(timeout_s):
+            match news:
+                case Started(rank, pid):
+                    self._pids[rank] = pid
+                case FailedToStart(rank, errno, reason):
+                    raise WorkerStartError(errno, f"worker {rank} could not be started: {reason}")
+                case Exited():
+                    self._note_exit(news)
+                case Rest(pids):
+                    self._rest = pids
+                case Lost():
+                    self._note_lost_warden()
+
+    def _note_exit(self, ended: Exited) -> None:
+        assert self._outlets is not None
+        self._exits[ended.local_rank] = ended
+        self._outlets.worker_ended(ended.local_rank)
+
+    def _note_lost_warden(self) -> None:
+        """Without its warden every worker has been killed by the kernel."""
+        if len(self._pids) < self.nprocs:
+            raise WorkerStartError("the process that starts the workers was killed; see the system's log for who did it")
+        self._rest = ()
+        for rank, pid in self._pids.items():
+            if rank not in self._exits:
+                self._note_exit(Exited(rank, pid, -signal.SIGKILL, time.time()))
+
+    def _poll(self) -> RunProcsResult | None:
+        if self._is_open:
+            self._absorb()
+        for rank, ended in self._exits.items():
+            if ended.exitcode != 0 and rank not in self._failures and self._is_open:
+                self._failures[rank] = self._describe(ended)
+        if self._failures:
+            return RunProcsResult(failures=dict(self._failures), stdouts=self._logs.stdouts, stderrs=self._logs.stderrs)
+        if len(self._exits) == self.nprocs:
+            return RunProcsResult(self._return_values(), stdouts=self._logs.stdouts, stderrs=self._logs.stderrs)
+        return None
+
+    def _describe(self, ended: Exited) -> ProcessFailure:
+        """All that can be known of a worker that failed."""
+        from rallypoint.processes.failures import ProcessFailure
+
+        assert self._outlets is not None
+        rank = ended.local_rank
+        return ProcessFailure(
+            local_rank=rank,
+            pid=ended.pid,
+            exitcode=ended.exitcode,
+            error_file=self._logs.error_files[rank],
+            hostname=os.uname().nodename,
+            stderr_tail=self._outlets.stderr_tail(rank),
+            log_file=self._logs.stderrs.get(rank, ""),
+            ended_at=ended.at,
+            killed_for_memory=self._memory_kills.explain(ended.pid) if ended.exitcode == -signal.SIGKILL else "",
+        )
+
+    def _close(self, death_sig: signal.Signals, timeout: float) -> None:
+        stuck: tuple[Target, ...] = ()
+        try:
+            if self._warden is not None:
+                stuck = self._stop_all(death_sig, timeout)
+        finally:
+            self._let_go(keep_warden=not stuck and self._rest == ())
+        if stuck:
+            raise UnkillableWorkersError(sorted(self._pid_of(target) for target in stuck), self.kill_wait_s)
+
+    def _let_go(self, keep_warden: bool) -> None:
+        if self._outlets is not None:
+            self._outlets.close(DRAIN_TIMEOUT_S)
+        if self._warden is not None:
+            if keep_warden:
+                warden_client.put_back(self._warden)
+            else:
+                self._warden.close(timeout_s=1.0)
+            self._warden = None
+        self._release()
+
+    def _stop_all(self, death_sig: signal.Signals, grace_s: float) -> tuple[Target, ...]:
+        """Tell, kill and wait until nobody is left; those that even SIGKILL does not end are returned."""
+        assert self._warden is not None
+        if death_sig == signal.SIGINT and self._outlets is not None:
+            self._outlets.quiet_interrupts()
+        self._warden.watch_rest()
+        stop = shutdown.begin(death_sig, grace_s, self.kill_wait_s)
+        while True:
+            stop, sends, outcome = shutdown.step(stop, self._present(), time.monotonic())
+            for send in sends:
+                self._send(send)
+            match outcome:
+                case GaveUp(stuck):
+                    return stuck
+                case Gone() if self._rest is not None:
+                    return ()
+                case Gone():
+                    self._wait_while_stopping(None)
+                case Waiting(wake_at):
+                    self._wait_while_stopping(wake_at)
+            if inbox.take() is not None:
+                stop = shutdown.hurry(stop)
+
+    def _present(self) -> list[Target]:
+        workers = [Target(True, rank) for rank in self._pids if rank not in self._exits]
+        return workers + [Target(False, pid) for pid in self._rest or ()]
+
+    def _send(self, send: shutdown.Send) -> None:
+        assert self._warden is not None
+        if send.signal == signal.SIGKILL:
+            report.info(send.why)
+        if send.target.is_worker:
+            self._warden.signal_worker(send.target.number, send.signal)
+        else:
+            self._warden.signal_rest(send.target.number, send.signal)
+
+    def _wait_while_stopping(self, wake_at: float | None) -> None:
+        timeout_s = None if wake_at is None else wake_at - time.monotonic()
+        wait_readable([self.news_fd(), inbox.fileno()], timeout_s)
+        self._absorb()
+
+    def _pid_of(self, target: Target) -> int:
+        return self._pids[target.number] if target.is_worker else target.number
+
+
+def _is_open(fd: int) -> bool:
+    try:
+        os.fstat(fd)
+    except OSError:
+        return False
+    return True

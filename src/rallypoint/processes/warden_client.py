@@ -1,0 +1,231 @@
+"""The agent's end of the line to its warden: ask for workers, hear how they end.
+
+Starting a warden costs the time of a bare interpreter. So the command line starts it before anything else is imported, and
+a group of workers that is restarted gets the warden of the one before: at most one idle warden stands on the *shelf*.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import rallypoint
+from rallypoint.processes.frames import MAX_FDS, receive_frame, send_frame
+
+__all__ = ["Exited", "FailedToStart", "Launch", "Lost", "Report", "Rest", "Started", "WardenClient", "keep_wardens", "prepare"]
+
+
+class Launch(NamedTuple):
+    """One worker to be started: its rank, its command, its whole environment, and which file it finds at which number."""
+
+    local_rank: int
+    argv: tuple[str, ...]
+    env: dict[str, str]
+    fds: dict[int, int]  # number in the worker -> our file descriptor
+
+
+class Started(NamedTuple):
+    local_rank: int
+    pid: int
+
+
+class FailedToStart(NamedTuple):
+    local_rank: int
+    errno: int
+    reason: str
+
+
+class Exited(NamedTuple):
+    local_rank: int
+    pid: int
+    exitcode: int  # negative for a signal, as everywhere in Python
+    at: float  # wall clock, for people to read
+
+
+class Rest(NamedTuple):
+    """What the workers have left behind: processes whose parents have ended."""
+
+    pids: tuple[int, ...]
+
+
+class Lost(NamedTuple):
+    """The warden itself has ended, and with it every worker."""
+
+
+Report = Started | FailedToStart | Exited | Rest | Lost
+_PROGRAM = "import sys; sys.path.insert(0, sys.argv[1]); from rallypoint.processes.warden import main; main()"
+_REPORTS = {"started": Started, "failed": FailedToStart, "exited": Exited}
+
+
+class WardenClient:
+    """A running warden, as the agent sees it."""
+
+    def __init__(self, sock: socket.socket, pid: int) -> None:
+        self._sock = sock
+        self.pid = pid
+        self._is_lost = False
+
+    @classmethod
+    def start(cls) -> WardenClient:
+        """Start a warden of our own interpreter, without site-packages; it is ready when it is, requests wait in the socket."""
+        ours, theirs = socket.socketpair()
+        os.set_inheritable(theirs.fileno(), True)
+        command = [sys.executable, "-S", "-I", "-c", _PROGRAM, _package_root(), str(theirs.fileno()), str(os.getpid())]
+        try:
+            pid = os.posix_spawn(sys.executable, command, os.environ, setsid=True)
+        finally:
+            theirs.close()
+        return cls(ours, pid)
+
+    def fileno(self) -> int:
+        return self._sock.fileno()
+
+    def spawn(self, launches: list[Launch]) -> None:
+        """Ask for these workers; each answers with Started or FailedToStart."""
+        batch: list[Launch] = []
+        for launch in launches:
+            if sum(len(one.fds) for one in [*batch, launch]) > MAX_FDS:
+                self._spawn_batch(batch)
+                batch = []
+            batch.append(launch)
+        self._spawn_batch(batch)
+
+    def _spawn_batch(self, batch: list[Launch]) -> None:
+        fds: list[int] = []
+        requests = []
+        for launch in batch:
+            places = [(len(fds) + position, target) for position, target in enumerate(launch.fds)]
+            fds.extend(launch.fds.values())
+            requests.append(
+                {"local_rank": launch.local_rank, "argv": launch.argv, "env": launch.env, "fds": places, "cwd": os.getcwd()}
+            )
+        self._send(("spawn", requests), fds)
+
+    def signal_worker(self, local_rank: int, number: int) -> None:
+        self._send(("signal", local_rank, int(number)))
+
+    def signal_rest(self, pid: int, number: int) -> None:
+        self._send(("signal_rest", pid, int(number)))
+
+    def watch_rest(self) -> None:
+        """Ask to be told, now and at every change, what is left besides the workers."""
+        self._send(("watch_rest",))
+
+    def _send(self, message: tuple[Any, ...], fds: list[int] | None = None) -> None:
+        try:
+            send_frame(self._sock, message, fds)
+        except (BrokenPipeError, ConnectionResetError):  # receive() reports it as Lost
+            self._is_lost = True
+
+    def receive(self, timeout_s: float | None = 0.0) -> list[Report]:
+        """All that has been reported, after waiting for the first at most `timeout_s` (None: for ever)."""
+        reports: list[Report] = []
+        poll = select.poll()
+        poll.register(self._sock, select.POLLIN)
+        wait_ms: float | None = None if timeout_s is None else timeout_s * 1000
+        while not self._is_lost and poll.poll(wait_ms):
+            reports.append(self._receive_one())
+            wait_ms = 0
+        return reports or ([Lost()] if self._is_lost else [])
+
+    def _receive_one(self) -> Report:
+        try:
+            frame = receive_frame(self._sock)
+        except ConnectionResetError:
+            frame = None
+        if frame is None:
+            self._is_lost = True
+            return Lost()
+        (kind, *fields), _ = frame
+        report: Report = Rest(tuple(fields[0])) if kind == "rest" else _REPORTS[kind](*fields)
+        return report
+
+    @property
+    def is_lost(self) -> bool:
+        return self._is_lost
+
+    def close(self, timeout_s: float = 5.0) -> None:
+        """Hang up: the warden kills whatever is left and ends."""
+        if self.pid:
+            self._sock.close()
+            _reap(self.pid, timeout_s)
+            self.pid = 0
+
+
+def _package_root() -> str:
+    """The folder to import rallypoint from: the warden runs without site-packages."""
+    return os.path.dirname(os.path.dirname(os.path.abspath(rallypoint.__file__)))
+
+
+def _reap(pid: int, timeout_s: float) -> None:
+    """Wait for the warden's end, and do not leave it as a zombie; one that is stuck with its workers is left behind."""
+    try:
+        pidfd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    ended = poll.poll(timeout_s * 1000)
+    os.close(pidfd)
+    try:
+        os.waitpid(pid, 0 if ended else os.WNOHANG)
+    except ChildProcessError:  # somebody in this process reaps every child
+        pass
+
+
+class _Shelf:
+    """At most one idle warden, and whether a used one may be put back."""
+
+    def __init__(self) -> None:
+        self.idle: WardenClient | None = None
+        self.keepers = 0
+
+
+_shelf = _Shelf()
+
+
+def prepare() -> None:
+    """Start a warden now that somebody will want soon."""
+    if _shelf.idle is None:
+        _shelf.idle = WardenClient.start()
+
+
+def take() -> WardenClient:
+    """An idle warden that still lives, or a new one."""
+    idle, _shelf.idle = _shelf.idle, None
+    if idle is not None and not idle.receive():
+        return idle
+    if idle is not None:
+        idle.close()
+    return WardenClient.start()
+
+
+def put_back(client: WardenClient) -> None:
+    """Keep a warden that has no process left for the next group, if there may be one; else end it."""
+    if _shelf.keepers and _shelf.idle is None and not client.is_lost:
+        _shelf.idle = client
+    else:
+        client.close()
+
+
+def discard_idle() -> None:
+    idle, _shelf.idle = _shelf.idle, None
+    if idle is not None:
+        idle.close()
+
+
+@contextmanager
+def keep_wardens() -> Iterator[None]:
+    """While this is entered, an idle warden is kept for the next group; afterwards there is none."""
+    _shelf.keepers += 1
+    try:
+        yield
+    finally:
+        _shelf.keepers -= 1
+        if not _shelf.keepers:
+            discard_idle()

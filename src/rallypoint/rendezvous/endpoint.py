@@ -1,0 +1,139 @@
+"""Addresses and ports: reading them as users write them, and finding free ones."""
+
+from __future__ import annotations
+
+import re
+import socket
+
+from rallypoint.errors import UsageError
+
+__all__ = ["get_free_port", "get_local_address", "get_socket_with_port", "parse_rendezvous_endpoint"]
+
+LOOPBACK = "127.0.0.1"
+# Reserved for documentation (RFC 5737): nobody is there, and asking for the route to it sends nothing.
+SOMEWHERE_ELSE = ("192.0.2.1", 9)
+
+
+def parse_rendezvous_endpoint(endpoint: str | None, default_port: int) -> tuple[str, int]:
+    """Host and port of ``host``, ``host:port``, ``[IPv6]:port`` or an IPv6 address; of nothing, ``localhost``."""
+    endpoint = (endpoint or "").strip()
+    if not endpoint:
+        return "localhost", default_port
+    host, port = _split(endpoint)
+    return host, default_port if port is None else _parse_port(endpoint, port)
+
+
+def _split(endpoint: str) -> tuple[str, str | None]:
+    """The host, checked, and the text of the port if there is one."""
+    if endpoint.startswith("["):
+        return _split_bracketed(endpoint)
+    if endpoint.count(":") > 1:
+        return _split_bare_ipv6(endpoint)
+    host, colon, port = endpoint.partition(":")
+    if not re.fullmatch(r"[\w.-]+", host):
+        raise UsageError(
+            f"rendezvous endpoint {endpoint!r}: {host!r} is not a host; write a name, an IPv4 address, or an IPv6 address in []"
+        )
+    return host, port if colon else None
+
+
+def _split_bracketed(endpoint: str) -> tuple[str, str | None]:
+    host, bracket, rest = endpoint[1:].partition("]")
+    if not bracket or not _is_ipv6(host) or (rest and not rest.startswith(":")):
+        raise UsageError(f"rendezvous endpoint {endpoint!r}: what begins with '[' must be an IPv6 address, like [::1]:29400")
+    return host, rest[1:] if rest else None
+
+
+def _split_bare_ipv6(endpoint: str) -> tuple[str, str | None]:
+    """An IPv6 address without brackets, if it is clear whether its last part is a port."""
+    host, _, port = endpoint.rpartition(":")
+    whole_is_address, host_is_address = _is_ipv6(endpoint), _is_ipv6(host) and port.isdecimal()
+    if whole_is_address and host_is_address:
+        raise UsageError(f"rendezvous endpoint {endpoint!r} can be read in two ways; write [{host}]:{port} or [{endpoint}]")
+    if whole_is_address:
+        return endpoint, None
+    if host_is_address:
+        return host, port
+    raise UsageError(f"rendezvous endpoint {endpoint!r}: neither host:port nor an IPv6 address, like [::1]:29400")
+
+
+def _parse_port(endpoint: str, port: str) -> int:
+    if not re.fullmatch("[0-9]{1,5}", port) or int(port) > 65535:
+        raise UsageError(f"rendezvous endpoint {endpoint!r}: the port {port!r} is not a number from 0 to 65535")
+    return int(port)
+
+
+def _is_ipv6(text: str) -> bool:
+    address, percent, zone = text.partition("%")
+    if percent and not re.fullmatch(r"[\w.-]+", zone):
+        return False
+    try:
+        socket.inet_pton(socket.AF_INET6, address)
+    except (OSError, ValueError):  # ValueError: a null character
+        return False
+    return True
+
+
+def get_free_port() -> int:
+    """A TCP port that nobody uses on any address of this machine, at least for now: it is not kept."""
+    with _bound_anywhere() as probe:
+        port: int = probe.getsockname()[1]
+    return port
+
+
+def _bound_anywhere() -> socket.socket:
+    """A socket bound to a free port on every address, of both families where the machine has both."""
+    try:
+        return _bind(socket.AF_INET6, "::")
+    except OSError:  # no IPv6 here
+        return _bind(socket.AF_INET, "")
+
+
+def _bind(family: int, host: str) -> socket.socket:
+    """A socket bound to a free port of `host`."""
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        if host == "::":
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        sock.bind((host, 0))
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
+def get_socket_with_port() -> socket.socket:
+    """A socket that listens on a free port of localhost; the port is kept until the caller closes it."""
+    failures = []
+    for family, *_ in socket.getaddrinfo("localhost", None, type=socket.SOCK_STREAM):
+        try:
+            sock = _bind(family, "localhost")
+        except OSError as error:  # localhost may stand for ::1 too where IPv6 is switched off
+            failures.append(error)
+        else:
+            sock.listen(0)
+            return sock
+    raise RuntimeError(f"no port could be opened on localhost: {', '.join(map(str, failures))}")
+
+
+def get_local_address() -> str:
+    """How others may reach this machine: by its name if that resolves, else by the address of its default route.
+
+    ``socket.getfqdn`` is not asked: it looks names up backwards, which takes many seconds where no DNS server answers.
+    """
+    name = socket.gethostname()
+    try:
+        socket.getaddrinfo(name, None)
+    except OSError:
+        return _address_of_default_route()
+    return name
+
+
+def _address_of_default_route() -> str:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(SOMEWHERE_ELSE)
+        except OSError:
+            return LOOPBACK  # no network at all
+        address: str = probe.getsockname()[0]
+    return address

@@ -1,0 +1,86 @@
+"""From a back end's name to its handler.
+
+Built-in back ends are imported when they are asked for. Plug-ins, the entry points of ``torchrun.handlers``, are looked up only
+when the name is not built in: listing what is installed takes longer than starting a job. A back end that the user's own program
+has registered goes before both.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rallypoint import defaults
+from rallypoint.errors import UsageError
+from rallypoint.rendezvous.handler import (
+    RendezvousHandler,
+    RendezvousHandlerCreator,
+    RendezvousParameters,
+    rendezvous_handler_registry,
+)
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+__all__ = ["check_backend", "get_rendezvous_handler"]
+
+
+def _create_static(params: RendezvousParameters) -> RendezvousHandler:
+    from rallypoint.rendezvous import static
+
+    return static.create_rdzv_handler(params)
+
+
+def _create_c10d(params: RendezvousParameters) -> RendezvousHandler:
+    from rallypoint.rendezvous import local
+
+    return local.create_handler(params)
+
+
+BUILT_IN: dict[str, RendezvousHandlerCreator] = {defaults.BACKEND_CLI: _create_static, defaults.BACKEND_ELASTIC: _create_c10d}
+NOT_YET = ("etcd", "etcd-v2")
+
+
+def get_rendezvous_handler(params: RendezvousParameters) -> RendezvousHandler:
+    """The handler for `params.backend`."""
+    if params.backend not in rendezvous_handler_registry:
+        rendezvous_handler_registry.register(params.backend, _find_creator(params.backend))
+    return rendezvous_handler_registry.create_handler(params)
+
+
+def check_backend(name: str) -> None:
+    """Refuse a back end that nobody knows, before anything is started."""
+    if name not in rendezvous_handler_registry and name not in BUILT_IN and name not in _plug_ins():
+        raise _unknown(name)
+
+
+def _find_creator(name: str) -> RendezvousHandlerCreator:
+    creator = BUILT_IN.get(name)
+    if creator is not None:
+        return creator
+    plug_in = _plug_ins().get(name)
+    if plug_in is None:
+        raise _unknown(name)
+    return _load(plug_in)
+
+
+def _plug_ins() -> dict[str, EntryPoint]:
+    from importlib.metadata import entry_points
+
+    return {plug_in.name: plug_in for plug_in in entry_points(group=defaults.ENTRY_POINTS_RENDEZVOUS)}
+
+
+def _load(plug_in: EntryPoint) -> RendezvousHandlerCreator:
+    """What an entry point names is a function without arguments that gives the creator."""
+    try:
+        get_creator = plug_in.load()
+    except (ImportError, AttributeError) as error:
+        raise UsageError(f"rendezvous backend {plug_in.name!r}: its plug-in {plug_in.value} cannot be loaded: {error}") from error
+    creator: RendezvousHandlerCreator = get_creator()
+    return creator
+
+
+def _unknown(name: str) -> UsageError:
+    known = ", ".join(sorted({*BUILT_IN, *rendezvous_handler_registry.names(), *_plug_ins()}))
+    if name in NOT_YET:
+        return UsageError(f"rendezvous backend {name!r} is not available in this version yet; available: {known}")
+    return UsageError(f"there is no rendezvous backend {name!r}; available: {known}")

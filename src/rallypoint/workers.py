@@ -1,0 +1,138 @@
+"""The workers of one node as the agent sees them: what to run, who has which rank, in which state they are, how they ended.
+
+The names, fields and slots are those that code written for torch's elastic agents uses.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+from rallypoint import defaults
+from rallypoint.errors import UsageError
+from rallypoint.rendezvous.handler import RendezvousHandler
+
+if TYPE_CHECKING:
+    from rallypoint.processes.failures import ProcessFailure
+
+__all__ = ["RunResult", "Worker", "WorkerGroup", "WorkerSpec", "WorkerState"]
+
+
+@dataclass
+class WorkerSpec:
+    """What the workers of one role on this node run, and how they are looked after."""
+
+    role: str
+    local_world_size: int
+    rdzv_handler: RendezvousHandler
+    fn: Callable[..., Any] | None = None
+    entrypoint: Callable[..., Any] | str | None = None
+    args: tuple[Any, ...] = ()
+    max_restarts: int = defaults.MAX_RESTARTS_API
+    monitor_interval: float = defaults.MONITOR_INTERVAL_S
+    master_port: int | None = None
+    master_addr: str | None = None
+    local_addr: str | None = None
+    event_log_handler: str = defaults.EVENT_LOG_HANDLER
+    numa_options: Any = None
+    duplicate_stdout_filters: list[str] | None = None
+    duplicate_stderr_filters: list[str] | None = None
+    virtual_local_rank: bool = False
+
+    def __post_init__(self) -> None:
+        if self.local_world_size < 1:
+            raise UsageError(f"local_world_size must be at least 1, not {self.local_world_size}")
+        if self.monitor_interval <= 0:
+            raise UsageError(f"monitor_interval must be more than 0 seconds, not {self.monitor_interval}")
+        if self.fn is not None:
+            self._adopt_fn(self.fn)
+        if not self.entrypoint:
+            raise UsageError("entrypoint is missing: give a function, or the path of a program")
+
+    def _adopt_fn(self, fn: Callable[..., Any]) -> None:
+        import warnings
+
+        warnings.warn("WorkerSpec.fn is the old name of WorkerSpec.entrypoint", category=DeprecationWarning, stacklevel=4)
+        self.entrypoint = fn
+
+    def get_entrypoint_name(self) -> str:
+        """The function's qualified name, or the program's file name."""
+        if isinstance(self.entrypoint, str):
+            return os.path.basename(self.entrypoint)
+        return str(getattr(self.entrypoint, "__qualname__", self.entrypoint))
+
+
+class Worker:
+    """One worker; its id is whatever the agent knows it by, for a local agent its process id."""
+
+    __slots__ = ["global_rank", "id", "local_rank", "role_rank", "role_world_size", "world_size"]
+
+    def __init__(
+        self,
+        local_rank: int,
+        global_rank: int = -1,
+        role_rank: int = -1,
+        world_size: int = -1,
+        role_world_size: int = -1,
+    ) -> None:
+        self.id: Any = None
+        self.local_rank = local_rank
+        self.global_rank = global_rank
+        self.role_rank = role_rank
+        self.world_size = world_size
+        self.role_world_size = role_world_size
+
+    def __str__(self) -> str:
+        return ",".join(f"{name}={getattr(self, name)}" for name in _WORKER_FIELDS)
+
+    __repr__ = __str__
+
+
+_WORKER_FIELDS = ("local_rank", "global_rank", "role_rank", "world_size", "role_world_size")
+
+
+class WorkerState(str, Enum):
+    """The state of a group of workers, which changes as a whole."""
+
+    UNKNOWN = "UNKNOWN"  # the agent has lost track of them; nothing can be done about it
+    INIT = "INIT"  # not yet started
+    HEALTHY = "HEALTHY"  # running
+    UNHEALTHY = "UNHEALTHY"  # running, but not as they should
+    STOPPED = "STOPPED"  # ended by the agent, which will start them again
+    SUCCEEDED = "SUCCEEDED"  # all ended with exit code 0
+    FAILED = "FAILED"  # at least one did not
+
+    @staticmethod
+    def is_running(state: WorkerState) -> bool:
+        return state in {WorkerState.HEALTHY, WorkerState.UNHEALTHY}
+
+
+class WorkerGroup:
+    """The workers of one spec on this node; ranks and master are known after a rendezvous."""
+
+    __slots__ = ["group_rank", "group_world_size", "master_addr", "master_port", "spec", "state", "store", "workers"]
+
+    def __init__(self, spec: WorkerSpec) -> None:
+        self.spec = spec
+        self.workers = [Worker(local_rank=rank) for rank in range(spec.local_world_size)]
+        self.store: Any = None
+        self.group_rank: int | None = None
+        self.group_world_size: int | None = None
+        self.master_addr: str | None = None
+        self.master_port: int | None = None
+        self.state = WorkerState.INIT
+
+
+@dataclass
+class RunResult:
+    """How the workers of this node ended, by global rank: all succeeded, or the failures of those that did not."""
+
+    state: WorkerState
+    return_values: dict[int, Any] = field(default_factory=dict)
+    failures: dict[int, ProcessFailure] = field(default_factory=dict)
+
+    def is_failed(self) -> bool:
+        return self.state == WorkerState.FAILED

@@ -1,0 +1,118 @@
+"""Imports go downward, and the core imports nothing that could touch the world."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from typing import Any
+
+# From the top to the bottom; a module may import its own layer and those below it.
+LAYERS = (
+    ("__main__",),
+    ("cli", "command_line", "usage", "completion"),
+    ("options",),
+    ("launch",),
+    ("config",),
+    ("local_agent",),
+    ("agent",),
+    ("workers", "rendezvous", "processes", "events", "metrics", "devices"),
+    ("store",),
+    ("core",),
+    ("report", "defaults", "errors"),
+)
+HEIGHT = {name: len(LAYERS) - index for index, names in enumerate(LAYERS) for name in names}
+
+PURE = {
+    "__future__", "abc", "bisect", "collections", "dataclasses", "enum", "functools", "itertools", "math", "operator", "re",
+    "signal", "string", "types", "typing",
+}  # fmt: skip
+PURE_OF_OURS = {"core", "errors", "defaults"}
+IMPURE_CALLS = {"open", "print", "input", "exec", "eval", "__import__"}
+
+# Each of these costs several milliseconds, or pulls in a module that does; a cold start is promised to be quick.
+TOO_HEAVY = (
+    "argparse", "asyncio", "datetime", "importlib.metadata", "json", "logging", "multiprocessing", "pickle", "random", "shutil",
+    "subprocess", "tempfile", "torch", "traceback", "uuid",
+)  # fmt: skip
+HOT = ("rallypoint.__main__", "rallypoint.cli", "rallypoint.launch", "rallypoint.local_agent")
+
+
+def layer_of(name: str) -> str | None:
+    """The part of the package that a full name belongs to, or None where it is not ours."""
+    first, *rest = name.split(".")
+    return rest[0] if first == "rallypoint" and rest else None
+
+
+def test_every_module_has_a_layer(modules: dict[str, Any]) -> None:
+    parts = {layer_of(name) for name in modules} - {None}
+    assert parts <= set(HEIGHT)
+
+
+def test_imports_go_downward(modules: dict[str, Any]) -> None:
+    upward = [
+        f"{module.path.name}:{line} ({importer}) imports {imported}"
+        for module in modules.values()
+        for imported, line in module.imports()
+        if (importer := layer_of(module.name)) and (target := layer_of(imported)) in HEIGHT and HEIGHT[target] > HEIGHT[importer]
+    ]
+    assert upward == []
+
+
+def test_modules_import_from_where_a_name_lives(modules: dict[str, Any]) -> None:
+    """The package's own front door, with its lazy names, is for users: it would turn every import upside down."""
+    through_the_door = [
+        f"{module.path.name}:{line} imports {imported}"
+        for module in modules.values()
+        for imported, line in module.imports()
+        if module.name != "rallypoint" and imported.startswith("rallypoint.") and imported.count(".") == 1
+        and imported not in modules and imported != "rallypoint.__version__"
+    ]  # fmt: skip
+    assert through_the_door == []
+
+
+def test_core_is_pure(modules: dict[str, Any]) -> None:
+    """The core imports nothing but itself, errors, defaults and what the standard library has of pure functions."""
+    impure = [
+        f"{module.path.name}:{line} imports {imported}"
+        for module in modules.values()
+        if layer_of(module.name) == "core"
+        for imported, line in module.imports()
+        if imported.split(".")[0] not in PURE and layer_of(imported) not in PURE_OF_OURS
+    ]
+    assert impure == []
+
+
+def test_core_calls_nothing_impure(modules: dict[str, Any]) -> None:
+    calls = [
+        f"{module.path.name}:{node.lineno} calls {node.func.id}"
+        for module in modules.values()
+        if layer_of(module.name) == "core"
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in IMPURE_CALLS
+    ]
+    assert calls == []
+
+
+def test_torch_is_never_imported(modules: dict[str, Any]) -> None:
+    """P38: the launcher works without torch, and where torch is installed it costs nothing."""
+    guilty = [
+        f"{module.name}:{line}" for module in modules.values() for name, line in module.imports() if name.split(".")[0] == "torch"
+    ]
+    assert guilty == []
+
+
+def test_a_cold_start_imports_nothing_heavy() -> None:
+    """P38: what is loaded before the first worker is started leaves out all that costs milliseconds."""
+    program = f"import sys, {', '.join(HOT)}; print('\\n'.join(sys.modules))"
+    answer = subprocess.run([sys.executable, "-S", "-c", program], capture_output=True, text=True, check=True, env=with_source())
+    assert [name for name in TOO_HEAVY if name in answer.stdout.split()] == []
+
+
+def with_source() -> dict[str, str]:
+    """For an interpreter without site-packages, whose .pth files import things of their own."""
+    import os
+
+    import rallypoint
+
+    return {**os.environ, "PYTHONPATH": os.path.dirname(os.path.dirname(rallypoint.__file__))}

@@ -1,0 +1,340 @@
+"""What every test gets: a clean environment, a private temporary folder, and a check that it left nothing behind.
+
+The promise that nothing is left behind is checked after *every* test, not in a few written for it. The pytest process adopts
+orphans (PR_SET_CHILD_SUBREAPER), so that a process which outlives its launcher turns up among our own children, however
+often it changed its session, instead of vanishing under PID 1.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import importlib.util
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import pytest
+
+PR_SET_CHILD_SUBREAPER = 36
+LEFTOVER_DEADLINE_S = 3.0
+DEFAULT_TIMEOUT_S = 30.0
+FOREIGN_PREFIXES = ("PET_", "TORCHELASTIC_", "TORCH_ELASTIC_", "TORCH_NCCL_", "GROUP_", "ROLE_", "RALLYPOINT_")
+FOREIGN_NAMES = (
+    "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS", "LOGLEVEL",
+    "PYTHON_EXEC", "CUDA_VISIBLE_DEVICES", "PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE",
+)  # fmt: skip
+
+Argument = str | os.PathLike[str]
+Condition = Callable[[], object]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Adopt orphans, so that they can be seen."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A test that needs what this machine does not have is skipped, and says so."""
+    have_torch = importlib.util.find_spec("torch") is not None
+    for item in items:
+        if "torch" in item.keywords and not have_torch:
+            item.add_marker(pytest.mark.skip(reason="torch is not installed"))
+        if "root" in item.keywords and os.geteuid() != 0:
+            item.add_marker(pytest.mark.skip(reason="needs root"))
+
+
+# --- waiting ---------------------------------------------------------------------------------------------------------------
+
+
+def poll_until(condition: Condition, timeout_s: float) -> object:
+    """The first true value of `condition`, or its last false one when the time is over."""
+    deadline = time.monotonic() + timeout_s
+    pause_s = 0.001
+    while not (value := condition()) and time.monotonic() < deadline:
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, 0.02)
+    return value
+
+
+class WaitUntil(Protocol):
+    def __call__(self, condition: Condition, timeout_s: float = 10.0) -> object: ...
+
+
+@pytest.fixture(scope="session")
+def wait_until() -> WaitUntil:
+    """``wait_until(condition, timeout_s)`` gives the condition's first true value and fails the test if there is none in time."""
+
+    def wait(condition: Condition, timeout_s: float = 10.0) -> object:
+        __tracebackhide__ = True
+        value = poll_until(condition, timeout_s)
+        if not value:
+            pytest.fail(f"waited {timeout_s:g} s for a condition that did not come true (last value: {value!r})")
+        return value
+
+    return wait
+
+
+# --- what is left behind ---------------------------------------------------------------------------------------------------
+
+
+def process_state(pid: int) -> tuple[str, int] | None:
+    """State letter and parent of a process, or None when it is gone."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return None
+    fields = stat[stat.rindex(b")") + 2 :].split()
+    return fields[0].decode(), int(fields[1])
+
+
+def children() -> set[int]:
+    """Our children: those that tests started, and the orphans that we adopted."""
+    me = os.getpid()
+    pids = (int(name) for name in os.listdir("/proc") if name.isdigit())
+    return {pid for pid in pids if (state := process_state(pid)) is not None and state[1] == me}
+
+
+def describe_process(pid: int) -> str:
+    try:
+        command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+    except OSError:
+        command = "gone meanwhile"
+    return f"process {pid} ({command})"
+
+
+def reap(pids: set[int]) -> None:
+    for pid in pids:
+        with contextlib.suppress(ChildProcessError):  # the test waited for it in the meantime
+            os.waitpid(pid, os.WNOHANG)
+
+
+def open_files() -> dict[int, str]:
+    found = {}
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # the descriptor of the listing itself
+            found[int(name)] = os.readlink(f"/proc/self/fd/{name}")
+    return {fd: target for fd, target in found.items() if fd > 2}
+
+
+def holds_logs(folder: Path) -> bool:
+    """Logs that were asked for without naming a folder, and error files, are kept for the user to read."""
+    return any(path.suffix in (".log", ".json") and path.stat().st_size for path in folder.rglob("*"))
+
+
+class Snapshot:
+    """What there was before a test, to be compared with what there is after it."""
+
+    def __init__(self, tmpdir: Path) -> None:
+        self.tmpdir = tmpdir
+        self.children = children()
+        self.files = open_files()
+        self.threads = set(threading.enumerate())
+
+    def leftovers(self) -> list[str]:
+        reap(children() - self.children)
+        found = [describe_process(pid) for pid in sorted(children() - self.children)]
+        found += [
+            f"thread {thread.name}"
+            for thread in set(threading.enumerate()) - self.threads
+            if not thread.daemon or thread.name.startswith("rallypoint")
+        ]
+        found += [f"file descriptor {fd} ({what})" for fd, what in open_files().items() if self.files.get(fd) != what]
+        found += [f"temporary file {path}" for path in self.tmpdir.glob("rallypoint_*") if not holds_logs(path)]
+        return found
+
+    def kill_leftovers(self) -> None:
+        """Kill what is left, and the orphans that we adopt by killing their parents, so that the next test starts clean."""
+
+        def all_gone() -> bool:
+            left = children() - self.children
+            for pid in left:
+                os.kill(pid, signal.SIGKILL)
+            reap(left)
+            return not left
+
+        poll_until(all_gone, LEFTOVER_DEADLINE_S)
+
+
+@pytest.fixture
+def private_tmpdir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The temporary folder of this test and of every process that it starts."""
+    folder = tmp_path / "tmp"
+    folder.mkdir()
+    monkeypatch.setenv("TMPDIR", str(folder))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No setting of the machine, nor of a launcher that runs these tests, reaches the code under test."""
+    for name in list(os.environ):
+        if name in FOREIGN_NAMES or name.startswith(FOREIGN_PREFIXES):
+            monkeypatch.delenv(name)
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind(private_tmpdir: Path) -> Iterator[None]:
+    """Fail a test that leaves a process, a thread, a file descriptor or one of our temporary files."""
+    before = Snapshot(private_tmpdir)
+    yield
+    if before.leftovers():
+        gc.collect()
+        poll_until(lambda: not before.leftovers(), LEFTOVER_DEADLINE_S)
+    left = before.leftovers()
+    before.kill_leftovers()
+    if left:
+        pytest.fail(f"left behind {LEFTOVER_DEADLINE_S:g} s after the test: " + "; ".join(left))
+
+
+# --- processes -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def alive() -> Callable[[int], bool]:
+    """``alive(pid)``: whether the process runs; a zombie, which may well be our own to reap, does not."""
+
+    def is_alive(pid: int) -> bool:
+        state = process_state(pid)
+        return state is not None and state[0] not in "ZX"
+
+    return is_alive
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Callable[..., Path]:
+    """``script(text, name="worker.py")`` writes a worker's program and gives its path."""
+
+    def write(text: str, name: str = "worker.py") -> Path:
+        path = tmp_path / name
+        path.write_text(textwrap.dedent(text))
+        return path
+
+    return write
+
+
+def command_line(args: Sequence[Argument]) -> list[str]:
+    return [sys.executable, "-m", "rallypoint", "run", *(os.fspath(arg) for arg in args)]
+
+
+def merged_environment(env: Mapping[str, str] | None) -> dict[str, str]:
+    return {**os.environ, **(env or {})}
+
+
+class RunRallyrun(Protocol):
+    def __call__(
+        self, args: Sequence[Argument], env: Mapping[str, str] | None = None, timeout: float = DEFAULT_TIMEOUT_S
+    ) -> subprocess.CompletedProcess[str]: ...
+
+
+@pytest.fixture
+def rallyrun(tmp_path: Path) -> RunRallyrun:
+    """``rallyrun(args, env=…, timeout=…)`` runs the real command to its end, with both streams in pipes."""
+
+    def run(
+        args: Sequence[Argument], env: Mapping[str, str] | None = None, timeout: float = DEFAULT_TIMEOUT_S
+    ) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            command_line(args), env=merged_environment(env), cwd=tmp_path, timeout=timeout,
+            stdin=subprocess.DEVNULL, capture_output=True, text=True,
+        )  # fmt: skip
+
+    return run
+
+
+class RunningRallyrun:
+    """A launcher that runs beside the test; what it and its workers print is in two files."""
+
+    def __init__(self, args: Sequence[Argument], env: Mapping[str, str] | None, folder: Path) -> None:
+        self._out, self._err = folder / "stdout.txt", folder / "stderr.txt"
+        with self._out.open("wb") as out, self._err.open("wb") as err:
+            self.process = subprocess.Popen(
+                command_line(args),
+                env=merged_environment(env),
+                cwd=folder.parent,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+            )
+        self.pid = self.process.pid
+
+    @property
+    def stdout(self) -> str:
+        return self._out.read_text(errors="replace")
+
+    @property
+    def stderr(self) -> str:
+        return self._err.read_text(errors="replace")
+
+    def send_signal(self, number: int) -> None:
+        self.process.send_signal(number)
+
+    def wait(self, timeout_s: float = DEFAULT_TIMEOUT_S) -> int:
+        """The exit code."""
+        try:
+            return self.process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            pytest.fail(f"rallyrun still ran after {timeout_s:g} s\n{self._so_far()}")
+
+    def wait_for(self, condition: Condition, timeout_s: float = 10.0) -> object:
+        """The first true value of `condition`; fails when the launcher ends before, or after `timeout_s`."""
+        __tracebackhide__ = True
+        poll_until(lambda: condition() or self.process.poll() is not None, timeout_s)
+        value = condition()
+        if not value:
+            how = "still runs" if self.process.poll() is None else f"ended with {self.process.returncode}"
+            pytest.fail(f"waited {timeout_s:g} s for a condition in vain; rallyrun {how}\n{self._so_far()}")
+        return value
+
+    def wait_for_line(self, text: str, timeout_s: float = 10.0) -> str:
+        """The first whole line, of either stream, that contains `text`."""
+        __tracebackhide__ = True
+        return str(self.wait_for(lambda: self._line_with(text), timeout_s))
+
+    def _line_with(self, text: str) -> str | None:
+        for stream in (self.stdout, self.stderr):
+            whole_lines = stream[: stream.rfind("\n") + 1].splitlines()
+            for line in whole_lines:
+                if text in line:
+                    return line
+        return None
+
+    def _so_far(self) -> str:
+        return f"--- stdout ---\n{self.stdout}\n--- stderr ---\n{self.stderr}"
+
+    def end(self) -> None:
+        """Ended by SIGKILL, so that a test which has failed is over at once; the workers must follow by themselves."""
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+
+
+class StartRallyrun(Protocol):
+    def __call__(self, args: Sequence[Argument], env: Mapping[str, str] | None = None) -> RunningRallyrun: ...
+
+
+@pytest.fixture
+def start_rallyrun(tmp_path: Path) -> Iterator[StartRallyrun]:
+    """``start_rallyrun(args, env=…)`` starts the real command and gives a handle: ``wait_for``, ``wait_for_line``, ``wait``."""
+    running: list[RunningRallyrun] = []
+
+    def start(args: Sequence[Argument], env: Mapping[str, str] | None = None) -> RunningRallyrun:
+        folder = tmp_path / f"rallyrun_{len(running)}"
+        folder.mkdir()
+        running.append(RunningRallyrun(args, env, folder))
+        return running[-1]
+
+    yield start
+    for process in running:
+        process.end()
