@@ -50,10 +50,16 @@ class Job:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None) -> None:
         if self.process.poll() is None:
             self.process.terminate()
-        assert self.process.stdout is not None
-        self.process.stdout.close()
-        self.process.wait(END_TIMEOUT_S)
-        self._errors.close()
+        try:
+            self.process.wait(END_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+            raise SystemExit(f"benchmarks: {self.process.args!r} did not end on SIGTERM\n{self.errors()}") from None
+        finally:
+            assert self.process.stdout is not None
+            self.process.stdout.close()
+            self._errors.close()
 
     def lines(self, count: int) -> list[str]:
         """The next `count` lines."""

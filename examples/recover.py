@@ -24,7 +24,8 @@ ATTEMPT = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
 
 
 def say(text: str) -> None:
-    print(f"worker {RANK}, attempt {ATTEMPT}: {text}", flush=True)
+    """In one write: print() writes the end of the line by itself, and another worker could come in between."""
+    os.write(1, f"worker {RANK}, attempt {ATTEMPT}: {text}\n".encode())
 
 
 def load(checkpoint: Path) -> tuple[int, int]:

@@ -5,8 +5,7 @@ The public names are imported when they are first used, so that a worker that wa
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+TYPE_CHECKING = False  # to import typing would cost every worker that imports us
 if TYPE_CHECKING:
     from rallypoint.agent import ElasticAgent, SimpleElasticAgent
     from rallypoint.config import LaunchConfig

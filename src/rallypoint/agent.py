@@ -109,8 +109,10 @@ class SimpleElasticAgent(AgentRecords, ElasticAgent):
     def _invoke_run(self, role: str = DEFAULT_ROLE) -> RunResult:
         """Perform one action after the other until the run is over."""
         self._state, action = machine.begin()
-        while not isinstance(action, machine.Finish):
+        while not isinstance(action, machine.Finish | machine.Abandon):
             action = self._observe(self._attempt(action))
+        if isinstance(action, machine.Abandon):
+            raise self._ended_by or RuntimeError(action.why)
         return self._last_result
 
     def _observe(self, seen: machine.Observation) -> machine.Action:
@@ -148,14 +150,17 @@ class SimpleElasticAgent(AgentRecords, ElasticAgent):
             case machine.Drain():
                 self._exit_barrier()
                 return machine.Drained()
-            case machine.Abandon(why):
-                raise self._ended_by or RuntimeError(why)
         return self._watch()
 
     def _watch(self) -> machine.Observation:
-        """Wait for something to happen, then look."""
-        self._wait_for_news()
+        """Look; if there is nothing to see, wait until there may be."""
         inbox.raise_pending()
+        seen = self._look()
+        if seen == machine.PeersWaiting(0):
+            self._wait_for_news()
+        return seen
+
+    def _look(self) -> machine.Observation:
         group, spec = self._worker_group, self._worker_group.spec
         result = self._last_result = self._monitor_workers(group)
         group.state = result.state
@@ -234,6 +239,7 @@ class SimpleElasticAgent(AgentRecords, ElasticAgent):
                 world_size=self._worker_group.group_world_size or 1,
                 key_prefix=_TERMINAL_STATE_SYNC_ID,
                 barrier_timeout=self._exit_barrier_timeout,
+                rank=self._worker_group.group_rank,
             )
         except SignalException:
             raise

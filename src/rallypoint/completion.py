@@ -124,6 +124,6 @@ def _tcsh() -> str:
     folders = [f"'n/{name}/d/'" for name in _FOLDERS]
     flags = " ".join(option.name[2:] for option in OPTIONS)
     rules = [f"'c/--/({flags})/'", *values, *folders, "'p/*/f/'"]
-    return "# tcsh completion of rallyrun: rallyrun --print-completion tcsh | source /dev/stdin\n" + (
+    return "# tcsh completion of rallyrun: rallyrun --print-completion tcsh > FILE, and then source FILE\n" + (
         f"complete rallyrun {' '.join(rules)}\n"
     )

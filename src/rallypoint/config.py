@@ -19,6 +19,8 @@ from rallypoint.processes.log_specs import DefaultLogsSpecs, LogsSpecs
 __all__ = ["LaunchConfig", "resolve_shutdown_timeout"]
 
 _UNCATCHABLE = ("SIGKILL", "SIGSTOP")
+# Parameters of the rendezvous that have a field of their own.
+_NOT_SETTINGS = ("backend", "endpoint", "run_id", "min_nodes", "max_nodes", "local_addr", "self")
 
 
 @dataclass
@@ -114,6 +116,9 @@ class LaunchConfig:
             _check_line(name, getattr(self, name))
         for name in ("local_addr", "log_line_prefix_template"):
             _check_line(name, getattr(self, name) or "")
+        for name in _NOT_SETTINGS:
+            if name in self.rdzv_configs:
+                raise UsageError(f"rdzv_configs: {name!r} is not a setting of the rendezvous, but a field or flag of its own")
         for variable, value in self.worker_env.items():
             _check_line(f"worker_env[{variable!r}]", value, forbidden="\0")
         if self.start_method not in defaults.START_METHODS:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from rallypoint import defaults, events, metrics, report
-from rallypoint.config import LaunchConfig
+from rallypoint.config import LaunchConfig, resolve_shutdown_timeout
 from rallypoint.errors import SignalException, UsageError
 from rallypoint.local_agent import LocalElasticAgent
 from rallypoint.rendezvous import registry as rdzv_registry
@@ -24,7 +24,7 @@ __all__ = ["LaunchConfig", "elastic_launch", "launch_agent"]
 Entrypoint = Callable[..., Any] | str | None
 
 
-class elastic_launch:  # noqa: N801  # the name is part of the contract
+class elastic_launch:  # the name is part of the contract
     """A function or program that, when called, runs on all workers: ``elastic_launch(config, fn)(*args)``.
 
     The call returns what each worker of this node returned, by global rank.
@@ -102,24 +102,18 @@ def _worker_spec(config: LaunchConfig, entrypoint: Entrypoint, args: Sequence[An
 def _make_agent(config: LaunchConfig, spec: WorkerSpec, health_check_server: Any) -> LocalElasticAgent:
     if config.logs_specs is None:
         raise UsageError("logs_specs was set to None after the config was made; leave it out for the default")
+    config.logs_specs.log_max_bytes = config.log_max_bytes
     return LocalElasticAgent(
         spec=spec,
         logs_specs=config.logs_specs,
         start_method=config.start_method,
         exit_barrier_timeout=config.exit_barrier_timeout,
         log_line_prefix_template=config.log_line_prefix_template,
-        shutdown_timeout=_shutdown_timeout(config),
+        shutdown_timeout=resolve_shutdown_timeout(config.shutdown_timeout),
         health_check_server=health_check_server,
         signals_to_handle=config.signals_to_handle,
         worker_env=config.worker_env,
     )
-
-
-def _shutdown_timeout(config: LaunchConfig) -> float:
-    """The config's, else the environment's, else the default."""
-    if config.shutdown_timeout is not None:
-        return config.shutdown_timeout
-    return float(os.environ.get(defaults.ENV_SHUTDOWN_TIMEOUT, defaults.SHUTDOWN_TIMEOUT_S))
 
 
 def _raise_failures(name: str, result: RunResult) -> None:

@@ -13,7 +13,7 @@ from rallypoint.core.worker_plan import Group, WorkerPlan, plan_worker
 from rallypoint.metrics import prof
 from rallypoint.processes import warden_client
 from rallypoint.processes.context import PContext, wait_readable
-from rallypoint.processes.log_specs import LogsSpecs
+from rallypoint.processes.log_specs import DefaultLogsSpecs, LogsSpecs
 from rallypoint.processes.signals import inbox
 from rallypoint.processes.subprocesses import start_processes
 from rallypoint.processes.warded import WardedContext
@@ -50,14 +50,24 @@ class LocalElasticAgent(SimpleElasticAgent):
         self._kill_wait_s = _kill_wait(uninterruptible_state_timeout)
         self._signals_to_handle = signals_to_handle
         self._worker_env = worker_env or {}
+        self._told_log_dir = ""
 
     def run(self, role: str = "default") -> RunResult:
-        with warden_client.keep_wardens():
-            result = super().run(role)
-        discard = getattr(self._logs_specs, "discard_if_empty", None)
-        if discard is not None and not result.is_failed():
-            discard()
-        return result
+        try:
+            with warden_client.keep_wardens():
+                return super().run(role)
+        finally:
+            self._close_logs()
+
+    def _close_logs(self) -> None:
+        """Leave no empty folder behind, and say where the rest is."""
+        if isinstance(self._logs_specs, DefaultLogsSpecs) and not self._logs_specs.discard_if_empty():
+            self._tell_logs(self._logs_specs)
+
+    def _tell_logs(self, specs: DefaultLogsSpecs) -> None:
+        if specs.run_log_dir != self._told_log_dir:
+            self._told_log_dir = specs.run_log_dir
+            report.info(f"logs are in {specs.run_log_dir}")
 
     @prof
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
@@ -78,6 +88,8 @@ class LocalElasticAgent(SimpleElasticAgent):
         )
         if self._kill_wait_s is not None and isinstance(self._pcontext, WardedContext):
             self._pcontext.kill_wait_s = self._kill_wait_s
+        if isinstance(self._logs_specs, DefaultLogsSpecs) and self._logs_specs.keeps_output:
+            self._tell_logs(self._logs_specs)
         return self._pcontext.pids()
 
     def _plan(self, group: WorkerGroup) -> list[WorkerPlan]:

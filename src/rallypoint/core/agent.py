@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 __all__ = [
     "Abandon", "Action", "CouldNotStop", "Done", "Drain", "Drained", "Draining", "Failed", "Finish", "Gathering", "Initialize",
-    "Joined", "LostTrack", "Observation", "PeersWaiting", "Proceed", "Quiet", "Restart", "Running", "Signalled", "Started",
+    "Joined", "LostTrack", "Observation", "PeersWaiting", "Proceed", "Restart", "Running", "Signalled", "Started",
     "Starting", "State", "Stop", "Stopped", "Stopping", "Succeeded", "Watch", "begin", "step",
 ]  # fmt: skip
 
@@ -76,10 +76,6 @@ class Started(NamedTuple):
     pass
 
 
-class Quiet(NamedTuple):
-    """We looked, and all workers run."""
-
-
 class Succeeded(NamedTuple):
     pass
 
@@ -91,6 +87,8 @@ class Failed(NamedTuple):
 
 
 class PeersWaiting(NamedTuple):
+    """All workers run, and so many nodes wait to join."""
+
     nodes: int
 
 
@@ -117,7 +115,7 @@ class Signalled(NamedTuple):
 
 
 Observation = (
-    Joined | Started | Quiet | Succeeded | Failed | PeersWaiting | Stopped | CouldNotStop | Drained | LostTrack | Signalled
+    Joined | Started | Succeeded | Failed | PeersWaiting | Stopped | CouldNotStop | Drained | LostTrack | Signalled
 )
 
 

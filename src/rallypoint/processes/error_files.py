@@ -113,7 +113,7 @@ def record(fn: Callable[_P, _R], error_handler: ErrorHandler | None = None) -> C
             if end.code == 0:
                 return None
             raise
-        except Exception as error:
+        except Exception as error:  # all of them, because all of them end the worker; each is raised again
             _record_quietly(handler, error)
             raise
 
@@ -146,15 +146,15 @@ def _record_quietly(handler: ErrorHandler, error: Exception) -> None:
 
 
 def _record(handler: ErrorHandler, error: Exception) -> None:
-    """A launcher passes on its first failing worker's error file; everybody else writes about the exception itself."""
+    """A launcher passes on its first failing worker's error file, if there is one; everybody else writes about the exception."""
     # If it is a ChildFailedError, its module has been imported; if not, importing it here would be work for nothing.
     module = sys.modules.get("rallypoint.processes.failures")
-    if module and isinstance(error, module.ChildFailedError) and error.failures:
+    if not module or not isinstance(error, module.ChildFailedError):
+        handler.record_exception(error)
+    elif error.failures:
         _, first = error.get_first_failure()
         if first.error_file != module.NOT_AVAILABLE:
             handler.dump_error_file(first.error_file, first.exitcode)
-            return
-    handler.record_exception(error)
 
 
 def _error_data(error: BaseException) -> dict[str, Any]:

@@ -55,6 +55,7 @@ class MultiprocessContext(WardedContext):
         if start_method not in START_METHODS:
             raise UsageError(f"start_method must be one of {', '.join(START_METHODS)}, not {start_method!r}")
         self.start_method = start_method
+        self._function = entrypoint
         self._numa_options = numa_options
         self._results: dict[int, int] = {}  # local rank -> memory file with what was returned
         self._parcels: list[Parcel] = []
@@ -64,7 +65,7 @@ class MultiprocessContext(WardedContext):
         result_fd = self._results[local_rank] = os.memfd_create(f"result-{local_rank}", os.MFD_CLOEXEC)
         if self.start_method != "spawn":
             return Launch(local_rank, ("",), env, {result_fd: result_fd})
-        parcel = self._pack((self.entrypoint, self.args[local_rank]))
+        parcel = self._pack((self._function, self.args[local_rank]))
         command = _python_command(parcel, "run_spawned", result_fd)
         return Launch(local_rank, command, env, {fd: fd for fd in (result_fd, *parcel.fds)})
 
@@ -76,9 +77,9 @@ class MultiprocessContext(WardedContext):
     def _open_warden(self) -> WardenClient:
         match self.start_method:
             case "fork":
-                return _fork_warden(self.entrypoint, self.args)
+                return _fork_warden(self._function, self.args)
             case "forkserver":
-                return _spawn_server(self._pack((self.entrypoint, self.args)))
+                return _spawn_server(self._pack((self._function, self.args)))
             case _:
                 return super()._open_warden()
 
@@ -125,6 +126,6 @@ def _spawn_server(parcel: Parcel) -> WardenClient:
     ours, theirs = socket.socketpair()
     fds = [theirs.fileno(), *parcel.fds]
     command = _python_command(parcel, "serve_spawned", f"{theirs.fileno()},{os.getpid()}")
-    pid = util.spawnv_passfds(os.fsencode(command[0]), command, fds)  # type: ignore[attr-defined]  # as above
+    pid = util.spawnv_passfds(os.fsencode(command[0]), command, fds)
     theirs.close()
     return WardenClient(ours, pid)

@@ -30,9 +30,11 @@ class LineCutter:
         if not cut:
             self._hold(block)
             return self.rest() if self._held_bytes >= self._max_line_bytes else b""
-        if cut == len(block):
-            return self.rest() + block if self._held else block
-        lines = self.rest() + block[:cut] if self._held else block[:cut]
+        if cut == len(block) and not self._held:
+            return block
+        lines = b"".join((*self._held, memoryview(block)[:cut]))
+        self._held.clear()
+        self._held_bytes = 0
         self._hold(block[cut:])
         return lines
 
@@ -44,8 +46,9 @@ class LineCutter:
         return rest
 
     def _hold(self, block: bytes) -> None:
-        self._held.append(block)
-        self._held_bytes += len(block)
+        if block:
+            self._held.append(block)
+            self._held_bytes += len(block)
 
 
 class LinePrefixer:
@@ -68,7 +71,9 @@ class LinePrefixer:
             return text
         if b"\r" in text:
             return opening + self._prefix.join(text.splitlines(keepends=True))
-        return b"".join((opening, text[:-1].replace(b"\n", b"\n" + self._prefix), self._last))
+        prefixed = text.replace(b"\n", b"\n" + self._prefix)
+        begun_too_early = len(self._prefix) if self._last == b"\n" else 0  # the line that comes next
+        return b"".join((opening, memoryview(prefixed)[: len(prefixed) - begun_too_early]))
 
     def end_line(self) -> bytes:
         """The newline that is missing, if it is, so that whatever comes next starts on its own line."""

@@ -87,6 +87,8 @@ class LogsDest:
 class LogsSpecs(ABC):
     """What the user wants logged, and how that becomes files; replaceable through ``--logs-specs``."""
 
+    log_max_bytes: int | None = None  # the most that one log file may hold; the launcher sets it
+
     def __init__(
         self,
         log_dir: str | None = None,
@@ -134,6 +136,11 @@ class DefaultLogsSpecs(LogsSpecs):
     def run_log_dir(self) -> str:
         """This run's own folder, to be shown to the user; empty before the first ``reify``."""
         return self._run_log_dir
+
+    @property
+    def keeps_output(self) -> bool:
+        """Whether any worker's output goes to a file."""
+        return bool(self._redirects or self._tee) and self.root_log_dir != os.devnull
 
     def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
         """Make one new attempt folder with a folder for each worker, and name every file in it."""

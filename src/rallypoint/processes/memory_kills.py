@@ -112,6 +112,9 @@ class MemoryKills:
         return f"the memory cgroup {tightest.name} killed {count} for passing its limit{_limit_text(tightest)}"
 
     def _from_host(self, rises: dict[str, int]) -> str:
+        """A guess, for want of better: where our own cgroup is counted and did not rise, the dead were somebody else's."""
+        if len(self._counters) > 1 or self._root + _HOST not in rises:
+            return ""
         count = _processes(rises[self._root + _HOST])
         return f"probably out of memory: meanwhile the kernel killed {count} on this host because memory ran out"
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import os
 
-from rallypoint import defaults
+from rallypoint import defaults, report
 from rallypoint.processes.log_specs import LogsDest, Std
 from rallypoint.processes.streams import Route, StreamPump, console_writer
 
-__all__ = ["Outlets"]
+__all__ = ["Outlets", "keep_tail"]
 
 
 class Outlets:
@@ -30,21 +30,25 @@ class Outlets:
         is_out = stream == Std.OUT
         file = (self._logs.stdouts if is_out else self._logs.stderrs).get(local_rank, "")
         is_tee = local_rank in (self._logs.tee_stdouts if is_out else self._logs.tee_stderrs)
-        if file and not is_tee and not (self._log_max_bytes and file != os.devnull):
-            return self._keep(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644))
         if is_out and not file:
             return int(stream)
+        if file and not is_tee and not self._must_pass_the_pump(stream, file):
+            return self._keep(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644))
         filtered_file = self._logs.filtered_stdout if is_out else self._logs.filtered_stderr
         route = Route(
             local_rank,
             stream,
-            log_file=file,
+            log_file=file if file != os.devnull else "",
             console=console_writer(stream) if is_tee or not file else None,
             prefix=prefix if is_tee else "",
             filters=filters if is_tee else (),
             filtered_file=filtered_file if is_tee else "",
         )
         return self._keep(self._pump.open(route))
+
+    def _must_pass_the_pump(self, stream: Std, file: str) -> bool:
+        """A file with a size cap, and stderr that nobody keeps: its tail would be lost."""
+        return stream == Std.ERR if file == os.devnull else self._log_max_bytes is not None
 
     def _keep(self, fd: int) -> int:
         self._handed_over.append(fd)
@@ -65,7 +69,7 @@ class Outlets:
         file = self._logs.stderrs.get(local_rank, "")
         if self._pump.wait_drained(local_rank, timeout_s=1.0) and (tail := self._pump.tail(local_rank, Std.ERR)):
             return tail
-        return _file_tail(file) if file and file != os.devnull else ""
+        return _file_tail(file) if file != os.devnull else ""
 
     def quiet_interrupts(self) -> None:
         self._pump.quiet_interrupts()
@@ -77,7 +81,23 @@ class Outlets:
         self._pump.close(timeout_s)
 
 
+def keep_tail(folder: str, tail: str) -> str:
+    """Write the last lines of a failed worker beside its error file, for there is no log of it; the file's path, or nothing."""
+    if not tail or not folder:
+        return ""
+    path = os.path.join(folder, "stderr_tail.log")
+    try:
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(tail)
+    except OSError as error:
+        report.warn(f"the last lines of stderr could not be kept in {path}: {error}")
+        return ""
+    return path
+
+
 def _file_tail(file: str) -> str:
+    if not file:
+        return ""
     try:
         with open(file, "rb") as log:
             log.seek(max(0, os.fstat(log.fileno()).st_size - defaults.STDERR_TAIL_BYTES))

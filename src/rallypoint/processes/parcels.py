@@ -36,10 +36,11 @@ def pack(content: Any, name: str) -> Parcel:
     from multiprocessing import spawn
 
     preparation = spawn.get_preparation_data(name)
-    with _collecting_fds() as passed:
-        body = _pickle_content(content, main_can_be_imported="init_main_from_name" in preparation or "init_main_from_path" in preparation)
+    main_can_be_imported = "init_main_from_name" in preparation or "init_main_from_path" in preparation
     tracker_fd = _tracker_fd()
-    head = pickle.dumps((preparation, tracker_fd))
+    with _collecting_fds() as passed:
+        head = pickle.dumps((preparation, tracker_fd))
+        body = _pickle_content(content, main_can_be_imported)
     fd = os.memfd_create("parcel", os.MFD_CLOEXEC)
     with os.fdopen(os.dup(fd), "wb") as file:
         file.write(marshal.dumps(sys.path) + head + body)

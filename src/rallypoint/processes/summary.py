@@ -29,6 +29,8 @@ _STDERR_LINES_MAX = 20
 _OTHER_GROUPS_MAX = 8
 _RANK_RANGES_MAX = 8
 
+_NO_LOG = "none was kept; --log-dir DIR with --tee 3 keeps all that workers write"
+_ADVICE_FOR_MEMORY = "give the job more memory, or let it use less: smaller batches, fewer workers or data loaders."
 _ADVICE_BY_SIGNAL = {
     "SIGKILL": "SIGKILL, sender unknown: no out-of-memory kill was seen. Who sent it may stand in `dmesg -T | grep -i kill`, or "
     "in the scheduler's log (`sacct -j JOBID`, `kubectl describe pod`).",
@@ -57,13 +59,13 @@ def summarize(error: ChildFailedError, border: str, rule: str) -> str:
     if not error.failures:
         return _between(border, [f"{error.name} FAILED", _line_of(rule), "No worker's failure is known; see the lines above."])
     rank, first = error.get_first_failure()
-    lines = [_clean(f"{error.name} FAILED: rank {rank} {_what_happened(first)}"), _line_of(rule), *_first_cause(rank, first)]
+    lines = [_short(f"{error.name} FAILED: rank {rank} {_what_happened(first)}"), _line_of(rule), *_first_cause(rank, first)]
     others = _other_failures(rank, first, error.failures)
     return _between(border, [*lines, *([_line_of(rule), *others] if others else [])])
 
 
 def _between(border: str, lines: list[str]) -> str:
-    return "\n".join([_line_of(border), *lines, _line_of(border)])
+    return "\n".join(map(_printable, [_line_of(border), *lines, _line_of(border)]))
 
 
 def _line_of(delimiter: str) -> str:
@@ -73,7 +75,9 @@ def _line_of(delimiter: str) -> str:
 def _what_happened(failure: ProcessFailure) -> str:
     """The end of a sentence that begins with the rank; equal for workers that failed alike."""
     if _died_of_signal(failure):
-        return f"was killed by {_signal_text(failure)}" + (": out of memory" if failure.killed_for_memory else "")
+        reason = failure.killed_for_memory
+        memory = ": probably out of memory" if reason.startswith("probably") else ": out of memory" if reason else ""
+        return f"was killed by {_signal_text(failure)}{memory}"
     text, is_exception = headline(failure.message)
     if is_exception:
         return f"raised {text}"
@@ -103,10 +107,10 @@ def _first_cause(rank: int, failure: ProcessFailure) -> list[str]:
         f"First cause, at {_time_text(failure.failed_at)}:",
         f"  host: {failure.hostname}   rank: {rank} (local_rank: {failure.local_rank})   pid: {failure.pid}   "
         + _exit_text(failure).replace("code ", "code: ", 1),
-        *_section("error", plain_lines(failure.message)[:_MESSAGE_LINES_MAX]),
+        *_section("error", plain_lines(failure.message.strip())[:_MESSAGE_LINES_MAX]),
         *_where(failure),
         *_stderr(failure),
-        *([f"  log: {failure.log_file}"] if failure.log_file else []),
+        f"  log: {failure.log_file or _NO_LOG}",
         *([f"  error file: {failure.error_file}"] if _has_error_file(failure) else []),
         *_section("what to do", _advice(failure)),
     ]
@@ -114,10 +118,10 @@ def _first_cause(rank: int, failure: ProcessFailure) -> list[str]:
 
 def _section(title: str, lines: list[str]) -> list[str]:
     """``title: text`` for one line, a title and an indented block for more, nothing for none."""
-    shown = [_clean(line) for line in lines]
+    shown = [_short(line) for line in lines]
     if len(shown) <= 1:
         return [f"  {title}: {line}" for line in shown]
-    return [f"  {title}:", *(f"    {line}".rstrip() for line in shown)]
+    return [f"  {title}:", *(f"    {line}" for line in shown)]
 
 
 def _where(failure: ProcessFailure) -> list[str]:
@@ -133,8 +137,8 @@ def _where(failure: ProcessFailure) -> list[str]:
 def _frame_lines(frame: Frame, times: int) -> list[str]:
     function = f" in {frame.function}" if frame.function else ""
     again = " (and again)" if times > 1 else ""
-    place = _clean(f"    {frame.file}:{frame.line}{function}{again}")
-    return [place, _clean(f"      {frame.source}")] if frame.source else [place]
+    place = _short(f"    {frame.file}:{frame.line}{function}{again}")
+    return [place, _short(f"      {frame.source}")] if frame.source else [place]
 
 
 def _stderr(failure: ProcessFailure) -> list[str]:
@@ -143,17 +147,14 @@ def _stderr(failure: ProcessFailure) -> list[str]:
     lines = [line for line in (plain_lines(tail) if _died_of_signal(failure) else outside_traceback(tail)) if line.strip()]
     if not lines:
         return []
-    return ["  stderr, last lines:", *(_clean(f"    {line}") for line in lines[-_STDERR_LINES_MAX:])]
+    return ["  stderr, last lines:", *(_short(f"    {line}") for line in lines[-_STDERR_LINES_MAX:])]
 
 
 def _advice(failure: ProcessFailure) -> list[str]:
     """What is known to help; nothing where nothing is known."""
     name = failure.signal_name()
     if failure.killed_for_memory:
-        return [
-            f"{_signal_text(failure)} came from the kernel: {failure.killed_for_memory}.",
-            "Give the job more memory, or let it use less: smaller batches, fewer workers or data loaders.",
-        ]
+        return [_ADVICE_FOR_MEMORY]
     if failure.exitcode < 0:
         advice = [_ADVICE_BY_SIGNAL[name]] if name in _ADVICE_BY_SIGNAL else []
         if name in _CRASHES and not find_fatal_error(failure.stderr_tail):
@@ -190,10 +191,10 @@ def _group_line(ranks: list[int], failures: dict[int, ProcessFailure], start_s: 
     what = _what_happened(earliest)
     if len(ranks) == 1:
         details = f"local_rank {earliest.local_rank}, pid {earliest.pid}, {_exit_text(earliest)}"
-        return _clean(f"  rank {ranks[0]} ({details}, host {earliest.hostname}) {after}: {what}")
+        return _short(f"  rank {ranks[0]} ({details}, host {earliest.hostname}) {after}: {what}")
     hosts = sorted({failures[rank].hostname for rank in ranks})
     where = f"host {hosts[0]}" if len(hosts) == 1 else f"{len(hosts)} hosts"
-    return _clean(f"  ranks {_ranges(ranks)} ({len(ranks)} workers on {where}, {_exit_text(earliest)}) from {after[3:]}: {what}")
+    return _short(f"  ranks {_ranges(ranks)} ({len(ranks)} workers on {where}, {_exit_text(earliest)}) from {after[3:]}: {what}")
 
 
 def _ranges(numbers: Iterable[int]) -> str:
@@ -214,7 +215,10 @@ def _time_text(seconds: float) -> str:
     return f"{time.strftime('%Y-%m-%dT%H:%M:%S', local)}.{milliseconds % 1000:03}{time.strftime('%z', local)}"
 
 
-def _clean(line: str) -> str:
-    """One printable line of bounded length."""
-    line = "".join(char if char.isprintable() else " " for char in line.expandtabs(4)).rstrip()
+def _short(line: str) -> str:
+    """For what workers wrote; a path is never cut, it would be of no use."""
     return line if len(line) <= _LINE_CHARS_MAX else line[: _LINE_CHARS_MAX - 3] + "..."
+
+
+def _printable(line: str) -> str:
+    return "".join(char if char.isprintable() else " " for char in line.expandtabs(4)).rstrip()

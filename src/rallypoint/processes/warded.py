@@ -19,7 +19,7 @@ from rallypoint.processes import warden_client
 from rallypoint.processes.context import PContext, RunProcsResult, wait_readable
 from rallypoint.processes.log_specs import LogsDest, Std
 from rallypoint.processes.memory_kills import MemoryKills
-from rallypoint.processes.outlets import Outlets
+from rallypoint.processes.outlets import Outlets, keep_tail
 from rallypoint.processes.signals import inbox
 from rallypoint.processes.warden_client import Exited, FailedToStart, Launch, Lost, Rest, Started, WardenClient
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["WardedContext"]
 
 START_TIMEOUT_S = 60.0  # forking a few hundred processes takes less than one
+ANSWER_TIMEOUT_S = 10.0  # a warden answers in a millisecond; one that does not is stopped or stuck
 DRAIN_TIMEOUT_S = 5.0  # for the last lines of ended workers, should the console be stuck
 
 
@@ -70,7 +71,7 @@ class WardedContext(PContext):
     def _start(self) -> None:
         self._warden = self._open_warden()
         self._logs = self._logs_specs.reify(self.envs)
-        self._outlets = Outlets(self._logs, getattr(self._logs_specs, "log_max_bytes", None))
+        self._outlets = Outlets(self._logs, self._logs_specs.log_max_bytes)
         self._memory_kills.snapshot()
         try:
             self._warden.spawn([self._launch(rank) for rank in sorted(self.args)])
@@ -147,14 +148,18 @@ class WardedContext(PContext):
 
         assert self._outlets is not None
         rank = ended.local_rank
+        error_file, log_file = self._logs.error_files[rank], self._logs.stderrs.get(rank, "")
+        tail = self._outlets.stderr_tail(rank)
+        if log_file in ("", os.devnull):
+            log_file = keep_tail(os.path.dirname(error_file), tail)
         return ProcessFailure(
             local_rank=rank,
             pid=ended.pid,
             exitcode=ended.exitcode,
-            error_file=self._logs.error_files[rank],
+            error_file=error_file,
             hostname=os.uname().nodename,
-            stderr_tail=self._outlets.stderr_tail(rank),
-            log_file=self._logs.stderrs.get(rank, ""),
+            stderr_tail=tail,
+            log_file=log_file,
             ended_at=ended.at,
             killed_for_memory=self._memory_kills.explain(ended.pid) if ended.exitcode == -signal.SIGKILL else "",
         )
@@ -185,7 +190,7 @@ class WardedContext(PContext):
         assert self._warden is not None
         if death_sig == signal.SIGINT and self._outlets is not None:
             self._outlets.quiet_interrupts()
-        self._warden.watch_rest()
+        self._await_rest()
         stop = shutdown.begin(death_sig, grace_s, self.kill_wait_s)
         while True:
             stop, sends, outcome = shutdown.step(stop, self._present(), time.monotonic())
@@ -194,14 +199,26 @@ class WardedContext(PContext):
             match outcome:
                 case GaveUp(stuck):
                     return stuck
-                case Gone() if self._rest is not None:
-                    return ()
                 case Gone():
-                    self._wait_while_stopping(None)
+                    return ()
                 case Waiting(wake_at):
-                    self._wait_while_stopping(wake_at)
+                    wait_readable([self.news_fd(), inbox.fileno()], wake_at - time.monotonic())
+                    self._absorb()
             if inbox.take() is not None:
                 stop = shutdown.hurry(stop)
+
+    def _await_rest(self) -> None:
+        """Learn what there is besides the workers. A warden that does not answer is killed, and with it, by the kernel, its workers."""
+        assert self._warden is not None
+        self._warden.watch_rest()
+        give_up_at = time.monotonic() + ANSWER_TIMEOUT_S
+        while self._rest is None:
+            left = give_up_at - time.monotonic()
+            if left <= 0:
+                report.warn(f"process {self._warden.pid}, the parent of the workers, does not answer and is killed with them")
+                os.kill(self._warden.pid, signal.SIGKILL)
+                left = ANSWER_TIMEOUT_S
+            self._absorb(left)
 
     def _present(self) -> list[Target]:
         workers = [Target(True, rank) for rank in self._pids if rank not in self._exits]
@@ -215,11 +232,6 @@ class WardedContext(PContext):
             self._warden.signal_worker(send.target.number, send.signal)
         else:
             self._warden.signal_rest(send.target.number, send.signal)
-
-    def _wait_while_stopping(self, wake_at: float | None) -> None:
-        timeout_s = None if wake_at is None else wake_at - time.monotonic()
-        wait_readable([self.news_fd(), inbox.fileno()], timeout_s)
-        self._absorb()
 
     def _pid_of(self, target: Target) -> int:
         return self._pids[target.number] if target.is_worker else target.number

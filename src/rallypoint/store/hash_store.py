@@ -1,7 +1,7 @@
 """A store inside one process: a dictionary, a lock, and a bell that rings at each change.
 
-It serves a job on one machine, where the agents that have to meet are one, and tests. A key is there when it has a value or
-when its queue holds something; values and queues of the same name do not meet.
+It serves a job on one machine, where the agents that have to meet are one, and tests. A queue stands beside the values: it can
+be waited and checked for while it holds something, but it is neither counted, nor listed, nor deleted, as in torch's.
 """
 
 from __future__ import annotations
@@ -62,15 +62,14 @@ class HashStore(Store):
 
     def delete_key(self, key: str) -> bool:
         with self._changed:
-            value, queue = self._values.pop(key, None), self._queues.pop(key, None)
-            return value is not None or queue is not None
+            return self._values.pop(key, None) is not None
 
     def num_keys(self) -> int:
-        return len(self.list_keys())
+        return len(self._values)
 
     def list_keys(self) -> list[str]:
         with self._changed:
-            return list({**self._values, **self._queues})
+            return list(self._values)
 
     def append(self, key: str, value: bytes | str) -> None:
         with self._changed:

@@ -104,18 +104,18 @@ class Store(ABC):
 
     @abstractmethod
     def delete_key(self, key: str) -> bool:
-        """Forget `key`; whether it was there."""
+        """Forget the value of `key`; whether there was one."""
 
     @abstractmethod
     def num_keys(self) -> int:
-        """How many keys there are."""
+        """How many keys have a value."""
 
     def append(self, key: str, value: bytes | str) -> None:  # noqa: ARG002
         """Write `value` at the end of what is there."""
         self._refuse("append")
 
     def list_keys(self) -> list[str]:
-        """All keys."""
+        """The keys that have a value."""
         self._refuse("list_keys")
 
     def queue_push(self, key: str, value: bytes | str) -> None:  # noqa: ARG002

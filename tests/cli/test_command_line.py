@@ -1,0 +1,236 @@
+"""The parser: every flag, every variable, and what belongs to the script."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rallypoint import command_line
+from rallypoint.errors import UsageError
+from rallypoint.options import BY_NAME, OPTIONS, Option
+
+VALUED = [option for option in OPTIONS if option.kind != "flag" and not option.answers]
+SWITCHES = [option for option in OPTIONS if option.kind == "flag" and not option.answers]
+EXAMPLES: dict[str, tuple[str, object]] = {
+    "str": ("some-text", "some-text"),
+    "int": ("7", 7),
+    "float": ("2.5", 2.5),
+    "list": ("a,b", ["a", "b"]),
+    "size": ("2K", 2048),
+}
+# What torchrun's own parser gives for a command line that holds nothing but a script.
+TORCHRUN_DEFAULTS = {
+    "nnodes": "1:1", "nproc_per_node": "1", "rdzv_backend": "static", "rdzv_endpoint": "", "rdzv_id": "none", "rdzv_conf": "",
+    "standalone": False, "max_restarts": 0, "monitor_interval": 0.1, "start_method": "spawn", "event_log_handler": "null",
+    "role": "default", "module": False, "no_python": False, "run_path": False, "log_dir": None, "redirects": "0", "tee": "0",
+    "local_ranks_filter": "", "duplicate_stdout_filters": [], "duplicate_stderr_filters": [], "node_rank": 0,
+    "master_addr": "127.0.0.1", "master_port": None, "local_addr": None, "logs_specs": None, "numa_binding": None,
+    "signals_to_handle": "SIGTERM,SIGINT,SIGHUP,SIGQUIT", "shutdown_timeout": None, "virtual_local_rank": False,
+    "log_line_prefix_template": None, "print_completion": None,
+}  # fmt: skip
+OWN_DEFAULTS = {
+    "pass_exit_code": False, "log_max_size": None, "exit_barrier_timeout": 300.0, "omp_num_threads": None, "help": False,
+    "version": False,
+}  # fmt: skip
+
+
+def example(option: Option) -> tuple[str, object]:
+    return (option.choices[-1], option.choices[-1]) if option.choices else EXAMPLES[option.kind]
+
+
+def parse(*argv: str, **environ: str):
+    return command_line.parse(argv, environ)
+
+
+def refusal(*argv: str, **environ: str) -> str:
+    with pytest.raises(UsageError) as caught:
+        command_line.parse(argv, environ)
+    return str(caught.value)
+
+
+def test_defaults_are_torchruns_and_ours():
+    args = vars(parse("train.py"))
+    script = {"training_script": "train.py", "training_script_args": [], "from_environment": frozenset()}
+    assert args == {**TORCHRUN_DEFAULTS, **OWN_DEFAULTS, **script}
+
+
+@pytest.mark.parametrize("option", VALUED, ids=lambda option: option.name)
+def test_every_flag_takes_its_value_in_every_spelling(option: Option):
+    text, value = example(option)
+    names = [option.name, "--" + option.dest, *([option.short] if option.short else [])]
+    for name in names:
+        for argv in ([name, text], [f"{name}={text}"]):
+            assert getattr(parse(*argv, "train.py"), option.dest) == value
+    if option.short:
+        assert getattr(parse(option.short + text, "train.py"), option.dest) == value
+
+
+@pytest.mark.parametrize("option", SWITCHES, ids=lambda option: option.name)
+def test_every_switch_is_off_until_given(option: Option):
+    assert getattr(parse("train.py"), option.dest) is False
+    for name in (option.name, "--" + option.dest, option.short or option.name):
+        assert getattr(parse(name, "train.py"), option.dest) is True
+    assert "takes no value" in refusal(f"{option.name}=1", "train.py")
+
+
+@pytest.mark.parametrize("option", [option for option in VALUED if option.variable], ids=lambda option: option.name)
+def test_every_variable_is_the_default_and_the_command_line_wins(option: Option):
+    text, value = example(option)
+    args = parse("train.py", **{option.variable: text})
+    assert getattr(args, option.dest) == value
+    assert command_line.source(args, option.dest) == option.variable == f"PET_{option.dest.upper()}"
+    args = parse(f"{option.name}={text}", "train.py", **{option.variable: "not a number, not a choice"})
+    assert getattr(args, option.dest) == value
+    assert command_line.source(args, option.dest) == option.name
+
+
+@pytest.mark.parametrize("option", SWITCHES, ids=lambda option: option.name)
+def test_every_switch_has_a_variable(option: Option):
+    for text, value in (("1", True), ("true", True), ("0", False), ("No", False), ("", False)):
+        assert getattr(parse("train.py", **{option.variable: text}), option.dest) is value
+    assert getattr(parse(option.name, "train.py", **{option.variable: "0"}), option.dest) is True
+    assert option.variable in refusal("train.py", **{option.variable: "perhaps"})
+
+
+def test_two_flags_and_the_answers_have_no_variable():
+    assert {o.name for o in OPTIONS if not o.variable} == {
+        "--logs-specs", "--numa-binding", "--help", "--version", "--print-completion",
+    }  # fmt: skip
+    assert parse("train.py", PET_LOGS_SPECS="x", PET_NUMA_BINDING="x", PET_HELP="1").logs_specs is None
+
+
+def test_an_empty_variable_says_nothing():
+    assert parse("train.py", PET_MAX_RESTARTS="", PET_NNODES="").max_restarts == 0
+
+
+@pytest.mark.parametrize(
+    "after",
+    [
+        ["--nnodes", "2"],
+        ["--n", "3", "--nproc_per_node=9", "-m", "--help", "--version"],
+        ["--", "--tee", "3"],
+        ["-t3", "", "--=", "=", "-"],
+    ],
+)
+def test_all_after_the_script_is_the_scripts(after: list[str]):
+    """P42: nothing that stands after the script's name is looked at, whatever it resembles."""
+    args = parse("--nproc-per-node", "2", "train.py", *after)
+    assert (args.training_script, args.training_script_args) == ("train.py", after)
+    assert (args.nproc_per_node, args.nnodes, args.module, args.help) == ("2", "1:1", False, False)
+
+
+@given(st.lists(st.text(max_size=8) | st.sampled_from([option.name for option in OPTIONS])))
+def test_no_argument_of_the_script_is_ever_touched(after: list[str]):
+    """P42, for any arguments."""
+    assert parse("--standalone", "train.py", *after).training_script_args == after
+    assert parse("--standalone", "--", "--odd-name", *after).training_script_args == after
+
+
+def test_a_double_dash_may_stand_before_the_script():
+    """P42: the explicit border between our flags and the script."""
+    args = parse("--nnodes=2", "--", "-m", "--nnodes=3")
+    assert (args.nnodes, args.training_script, args.training_script_args) == ("2", "-m", ["--nnodes=3"])
+
+
+@pytest.mark.parametrize("name", [option.name for option in OPTIONS])
+def test_no_flag_can_be_abbreviated(name: str):
+    """P42: `--n` is nobody's; torchrun reads it as one of its own."""
+    for end in range(3, len(name)):
+        if name[:end] not in BY_NAME:
+            assert f"unknown flag {name[:end]}" in refusal(f"{name[:end]}=1", "train.py")
+
+
+@pytest.mark.parametrize(
+    ("argv", "culprit", "advice"),
+    [
+        (["--nproc", "4", "t.py"], "--nproc", "did you mean --nproc-per-node?"),
+        (["--nproc_per_nod=4", "t.py"], "--nproc_per_nod", "did you mean --nproc-per-node?"),
+        (["--standalon", "t.py"], "--standalon", "did you mean --standalone?"),
+        (["--rdvz-backend", "c10d", "t.py"], "--rdvz-backend", "did you mean --rdzv-backend?"),
+        (["--zzzzzz", "t.py"], "--zzzzzz", "--help"),
+        (["-x", "t.py"], "-x", "--help"),
+        (["-m3", "t.py"], "-m", "takes no value"),
+        (["--tee"], "--tee", "needs a value"),
+        (["--log-dir", "--tee", "3", "t.py"], "--log-dir", "--log-dir=--tee"),
+        (["--log-dir", "--"], "--log-dir", "needs a value"),
+        (["--max-restarts", "many", "t.py"], "--max-restarts", "a whole number"),
+        (["--max-restarts=", "t.py"], "--max-restarts", "a whole number"),
+        (["--monitor-interval", "soon", "t.py"], "--monitor-interval", "a number"),
+        (["--start-method", "vfork", "t.py"], "--start-method", "spawn, fork, forkserver"),
+        (["--log-max-size", "2T", "t.py"], "--log-max-size", "2G"),
+        (["--numa-binding", "x", "t.py"], "--numa-binding", "core-complex"),
+        (["--standalone"], "no script", "rallyrun --help"),
+        (["--standalone", "--"], "no script", "rallyrun --help"),
+        ([], "no script", "rallyrun --help"),
+    ],
+)
+def test_a_mistake_is_named_with_advice(argv: list[str], culprit: str, advice: str):
+    message = refusal(*argv)
+    assert culprit in message
+    assert advice in message
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize(
+    ("variable", "text"),
+    [("PET_MAX_RESTARTS", "many"), ("PET_MONITOR_INTERVAL", "x"), ("PET_START_METHOD", "x"), ("PET_LOG_MAX_SIZE", "1X")],
+)
+def test_a_bad_variable_is_named(variable: str, text: str):
+    message = refusal("train.py", **{variable: text})
+    assert variable in message
+    assert repr(text) in message
+
+
+def test_a_negative_number_is_a_value():
+    assert parse("--max-restarts", "-1", "train.py").max_restarts == -1
+
+
+def test_a_value_with_a_dash_is_written_with_equals():
+    assert parse("--role=-x", "train.py").role == "-x"
+
+
+def test_the_last_of_two_wins():
+    assert parse("--tee", "1", "-t", "3", "train.py").tee == "3"
+
+
+def test_lists_are_separated_by_commas_and_gathered():
+    args = parse("--duplicate-stdout-filters", "a,b,,c", "--duplicate-stdout-filters=d", "train.py")
+    assert args.duplicate_stdout_filters == ["a", "b,c", "d"]
+    assert args.training_script == "train.py"
+    args = parse("--duplicate-stdout-filters=x", "train.py", PET_DUPLICATE_STDOUT_FILTERS="y")
+    assert args.duplicate_stdout_filters == ["x"]
+
+
+def test_defaults_are_not_shared_between_parses():
+    parse("train.py").duplicate_stdout_filters.append("x")
+    assert parse("train.py").duplicate_stdout_filters == []
+
+
+@pytest.mark.parametrize(("text", "size"), [("4096", 4096), ("2k", 2 << 10), ("500M", 500 << 20), ("1G", 1 << 30)])
+def test_sizes(text: str, size: int):
+    assert parse("--log-max-size", text, "train.py").log_max_size == size
+
+
+@pytest.mark.parametrize(("argv", "dest", "value"), [
+    (["--help"], "help", True),
+    (["-h"], "help", True),
+    (["--standalone", "--help", "--nonsense"], "help", True),
+    (["--version"], "version", True),
+    (["--print-completion", "bash"], "print_completion", "bash"),
+])  # fmt: skip
+def test_answers_need_no_script_and_look_at_nothing_else(argv: list[str], dest: str, value: object):
+    args = parse(*argv, PET_MAX_RESTARTS="many")
+    assert getattr(args, dest) == value
+    assert args.training_script == ""
+
+
+def test_arguments_of_another_parser_are_completed():
+    class Foreign:
+        def __init__(self) -> None:
+            self.nnodes = "2"
+            self.training_script = "train.py"
+
+    args = command_line.complete(Foreign())
+    assert (args.nnodes, args.nproc_per_node, args.omp_num_threads) == ("2", "1", None)
+    assert command_line.source(args, "nnodes") == "--nnodes"

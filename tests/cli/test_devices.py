@@ -1,0 +1,126 @@
+"""How many workers fit here: without torch, or with what an imported torch says."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from rallypoint import devices
+from rallypoint.errors import UsageError
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Path:
+    """A root folder to be filled with what a driver shows."""
+    (tmp_path / "dev").mkdir()
+    for name in ("null", "nvidiactl", "nvidia-uvm"):
+        (tmp_path / "dev" / name).touch()
+    return tmp_path
+
+
+def add_gpus(host: Path, count: int) -> None:
+    for index in range(count):
+        (host / "dev" / f"nvidia{index}").touch()
+
+
+def add_cards(host: Path, *vendors: str) -> None:
+    for index, vendor in enumerate(vendors):
+        device = host / "sys/class/drm" / f"renderD{128 + index}" / "device"
+        device.mkdir(parents=True)
+        (device / "vendor").write_text(vendor + "\n")
+
+
+@pytest.mark.parametrize(
+    ("mask", "visible"),
+    [
+        (None, 12),
+        ("", 0),
+        ("0,1,2", 3),
+        (" 0, 11 ", 2),
+        ("0,12,1", 1),
+        ("-1", 0),
+        ("1,-1,2", 1),
+        ("2,2", 0),
+        ("none", 0),
+        ("GPU-8a3c,GPU-91bb", 2),
+        ("MIG-1,MIG-2,MIG-3", 3),
+    ],
+)
+def test_gpus_are_counted_as_cuda_counts_them(host: Path, mask: str | None, visible: int):
+    add_gpus(host, 12)
+    environ = {} if mask is None else {"CUDA_VISIBLE_DEVICES": mask}
+    assert devices.visible_gpus(str(host), environ) == visible
+
+
+def test_no_gpu(host: Path):
+    assert devices.visible_gpus(str(host), {}) == 0
+    assert devices.visible_gpus(str(host), {"CUDA_VISIBLE_DEVICES": "0"}) == 0
+    assert devices.visible_gpus(str(host), {"CUDA_VISIBLE_DEVICES": "GPU-8a3c"}) == 0
+
+
+def test_gpus_that_nobody_has_used_since_boot(host: Path):
+    for bus in ("0000:17:00.0", "0000:65:00.0"):
+        (host / "proc/driver/nvidia/gpus" / bus).mkdir(parents=True)
+    assert devices.visible_gpus(str(host), {}) == 2
+
+
+def test_xpus_are_intel_render_nodes(host: Path):
+    add_cards(host, "0x8086", "0x10de", "0x8086")
+    assert devices.visible_xpus(str(host), {}) == 2
+    assert devices.visible_xpus(str(host), {"ZE_AFFINITY_MASK": "1"}) == 1
+    assert devices.visible_xpus(str(host / "dev"), {}) == 0
+
+
+def test_cpus_are_those_that_may_be_used():
+    assert devices.determine_local_world_size("cpu") == len(os.sched_getaffinity(0))
+
+
+@pytest.mark.parametrize(("gpus", "workers"), [(3, 3), (0, 5)])
+def test_auto_prefers_gpus(monkeypatch: pytest.MonkeyPatch, gpus: int, workers: int):
+    monkeypatch.setattr(devices, "visible_gpus", lambda: gpus)
+    monkeypatch.setattr(devices, "allowed_cpus", lambda: 5)
+    assert devices.determine_local_world_size("auto") == workers
+
+
+@pytest.mark.parametrize(("asked", "workers"), [("1", 1), (" 8 ", 8), (4, 4)])
+def test_numbers(asked: str, workers: int):
+    assert devices.determine_local_world_size(asked) == workers
+
+
+@pytest.mark.parametrize(("asked", "words"), [
+    ("0", "at least one"), ("-2", "at least one"), ("many", "auto, cpu, gpu, xpu"), ("", "auto, cpu, gpu, xpu"), ("1.5", "'1.5'"),
+])  # fmt: skip
+def test_what_is_no_number_of_workers_is_refused(asked: str, words: str):
+    with pytest.raises(UsageError, match=words):
+        devices.determine_local_world_size(asked)
+
+
+def test_no_visible_gpu_is_explained(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(devices, "visible_gpus", lambda: 0)
+    with pytest.raises(UsageError, match="driver shows none"):
+        devices.determine_local_world_size("gpu")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
+    with pytest.raises(UsageError, match="CUDA_VISIBLE_DEVICES is '-1'"):
+        devices.determine_local_world_size("gpu")
+
+
+def fake_devices(count: int) -> SimpleNamespace:
+    return SimpleNamespace(is_available=lambda: count > 0, device_count=lambda: count)
+
+
+def test_an_imported_torch_is_asked(monkeypatch: pytest.MonkeyPatch):
+    torch = SimpleNamespace(cuda=fake_devices(2), xpu=fake_devices(3), accelerator=fake_devices(4))
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    assert [devices.determine_local_world_size(kind) for kind in ("gpu", "xpu", "auto")] == [2, 3, 4]
+
+
+def test_an_imported_torch_without_devices(monkeypatch: pytest.MonkeyPatch):
+    torch = SimpleNamespace(cuda=fake_devices(0), xpu=fake_devices(0), accelerator=fake_devices(0))
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    assert devices.determine_local_world_size("auto") == devices.allowed_cpus()
+    with pytest.raises(UsageError, match="no gpu"):
+        devices.determine_local_world_size("gpu")

@@ -1,0 +1,178 @@
+"""How a run ends: the exit code for a scheduler, and the words for a person."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Iterator
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+import rallypoint
+from rallypoint import cli, errors, report
+from rallypoint.processes.failures import ChildFailedError, ProcessFailure
+
+
+class Launch(ModuleType):
+    """Stands for the launcher: remembers what it was asked to start, and ends as it is told."""
+
+    def __init__(self) -> None:
+        super().__init__("rallypoint.launch")
+        self.error: BaseException | None = None
+        self.calls: list[Any] = []
+
+    def elastic_launch(self, config: Any, entrypoint: Any) -> Any:
+        def launch(*args: str) -> dict[int, Any]:
+            self.calls.append((config, entrypoint, args))
+            report.info("the job runs")
+            report.debug("a detail")
+            if self.error is not None:
+                raise self.error
+            return {}
+
+        return launch
+
+
+@pytest.fixture
+def launch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Launch]:
+    fake = Launch()
+    monkeypatch.setitem(sys.modules, "rallypoint.launch", fake)
+    monkeypatch.setattr(rallypoint, "launch", fake, raising=False)
+    yield fake
+    report.set_sink(None)
+
+
+@pytest.fixture
+def train(script: Any) -> str:
+    return str(script("print('hello')"))
+
+
+def child_failed(exitcode: int) -> ChildFailedError:
+    return ChildFailedError("train.py", {0: ProcessFailure(local_rank=0, pid=1234, exitcode=exitcode, error_file="")})
+
+
+def test_success(launch: Launch, train: str, capfd: pytest.CaptureFixture[str]):
+    assert cli.main(["--standalone", train, "--x"]) == 0
+    [(config, entry, args)] = launch.calls
+    assert (config.nproc_per_node, entry, args) == (1, sys.executable, ("-u", train, "--x"))
+    assert capfd.readouterr() == ("", "rallyrun: the job runs\n")
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome"),
+    [
+        (errors.UsageError("the field x\nis wrong"), (2, "rallyrun: error: the field x is wrong")),
+        (errors.RendezvousTimeoutError("1 of 2 nodes came"), (3, "rallyrun: error: 1 of 2 nodes came")),
+        (errors.UnkillableWorkersError([77], 10.0), (4, "pid 77")),
+        (errors.WorkerStartError("cannot start x"), (1, "rallyrun: error: cannot start x")),
+        (errors.SignalException("got it", signal.SIGTERM), (143, "")),
+        (errors.SignalException("got it", signal.SIGINT), (130, "")),
+        (KeyboardInterrupt(), (130, "")),
+    ],
+)
+def test_each_end_has_its_code_and_at_most_one_line(
+    launch: Launch, train: str, capfd: pytest.CaptureFixture[str], error: BaseException, outcome: tuple[int, str]
+):
+    """P37: documented codes tell a scheduler what to do. P20: an interrupt leaves no traceback."""
+    launch.error = error
+    code, words = outcome
+    assert cli.main([train]) == code
+    out, err = capfd.readouterr()
+    said = err.removeprefix("rallyrun: the job runs\n")
+    assert out == ""
+    assert words in said
+    assert said.count("\n") == (1 if words else 0)
+
+
+@pytest.mark.parametrize(("exitcode", "code"), [(3, 3), (1, 1), (-9, 137), (-11, 139), (0, 1)])
+def test_the_first_causes_exit_code_can_be_passed_on(launch: Launch, train: str, exitcode: int, code: int):
+    """P37: 1 by default; the worker's own code, or 128 + its signal, if asked for."""
+    launch.error = child_failed(exitcode)
+    assert cli.main([train]) == 1
+    assert cli.main(["--pass-exit-code", train]) == code
+
+
+def test_a_failure_without_a_known_worker(launch: Launch, train: str):
+    launch.error = ChildFailedError("train.py", {})
+    launch.error.format_msg = lambda *_args: "it failed"
+    assert cli.main(["--pass-exit-code", train]) == 1
+
+
+def test_a_failure_prints_its_summary(launch: Launch, train: str, capfd: pytest.CaptureFixture[str]):
+    launch.error = child_failed(3)
+    cli.main([train])
+    assert str(launch.error) in capfd.readouterr().err
+
+
+def test_a_bug_of_ours_is_told_as_one(launch: Launch, train: str, capfd: pytest.CaptureFixture[str]):
+    launch.error = RuntimeError("impossible")
+    assert cli.main([train]) == 70
+    err = capfd.readouterr().err
+    assert "RuntimeError: impossible" in err
+    assert "Traceback" in err
+    assert "a bug in rallypoint" in err
+
+
+def test_loglevel(launch: Launch, train: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    for level, lines in (("", 1), ("DEBUG", 2), ("10", 2), ("warning", 0), ("nonsense", 1)):
+        monkeypatch.setenv("LOGLEVEL", level)
+        cli.main([train])
+        assert capfd.readouterr().err.count("\n") == lines, level
+
+
+def test_what_has_no_unicode_form_is_still_said(launch: Launch, capfd: pytest.CaptureFixture[str]):
+    assert cli.main(["no\udcff.py"]) == 2
+    assert "no\\udcff.py" in capfd.readouterr().err
+
+
+def test_a_closed_stderr_ends_nothing(launch: Launch, train: str, monkeypatch: pytest.MonkeyPatch):
+    def closed(_fd: int, _data: object) -> int:
+        raise BrokenPipeError
+
+    monkeypatch.setattr(cli.os, "write", closed)
+    assert cli.main([train]) == 0
+
+
+def test_arguments_of_another_parser_can_be_run(launch: Launch, train: str):
+    cli.run(SimpleNamespace(training_script=train, training_script_args=["a"], nproc_per_node="2", rdzv_backend="c10d"))
+    [(config, _, args)] = launch.calls
+    assert (config.nproc_per_node, config.rdzv_backend, args) == (2, "c10d", ("-u", train, "a"))
+
+
+def test_answers(launch: Launch, capfd: pytest.CaptureFixture[str]):
+    for argv, words in ((["--version"], f"rallyrun {rallypoint.__version__}\n"), (["-h"], "usage: rallyrun")):
+        assert cli.main(argv) == 0
+        assert capfd.readouterr().out.startswith(words)
+    for shell in ("bash", "zsh", "tcsh"):
+        assert cli.main(["--print-completion", shell]) == 0
+        assert "rallyrun" in capfd.readouterr().out
+    assert launch.calls == []
+
+
+def test_the_command_rallypoint(launch: Launch, train: str, capfd: pytest.CaptureFixture[str]):
+    assert cli.rallypoint_main(["run", "--standalone", train]) == 0
+    assert len(launch.calls) == 1
+    for argv, words in (
+        (["--version"], f"rallypoint {rallypoint.__version__}"),
+        (["--help"], "rallypoint run"),
+        ([], "rallypoint run"),
+        (["run", "--version"], "rallyrun "),
+    ):
+        assert cli.rallypoint_main(argv) == 0
+        assert words in capfd.readouterr().out
+
+
+@pytest.mark.parametrize(("command", "advice"), [("ru", "did you mean rallypoint run?"), ("launch", "the commands are: run")])
+def test_an_unknown_command(command: str, advice: str, capfd: pytest.CaptureFixture[str]):
+    assert cli.rallypoint_main([command]) == 2
+    assert capfd.readouterr().err == f"rallypoint: error: unknown command '{command}'; {advice}\n"
+
+
+def test_the_arguments_of_the_process_are_the_default(launch: Launch, train: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sys, "argv", ["rallyrun", train, "x"])
+    assert cli.main() == 0
+    monkeypatch.setattr(sys, "argv", ["rallypoint", "run", train, "x"])
+    assert cli.rallypoint_main() == 0
+    assert [args for _, _, args in launch.calls] == [("-u", train, "x")] * 2

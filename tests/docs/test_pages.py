@@ -1,0 +1,49 @@
+"""What the documentation says about codes, flags and names agrees with the code."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import rallypoint
+from rallypoint.errors import ExitCode
+from rallypoint.options import OPTIONS
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+
+
+def table_rows(text: str, heading: str) -> list[list[str]]:
+    """The rows of the first table below a heading, without its first two lines."""
+    section = text.split(f"## {heading}\n", 1)[1].split("\n## ", 1)[0]
+    lines = [line for line in section.splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
+
+
+def test_exit_codes_are_documented() -> None:
+    codes = {str(value) for name, value in vars(ExitCode).items() if name.isupper()}
+    for page in (ROOT / "README.md", DOCS / "failures.md"):
+        documented = {row[0] for row in table_rows(page.read_text(), "Exit codes")}
+        assert documented == codes | {"128 + n"}
+
+
+def test_flags_that_the_pages_name_exist() -> None:
+    ours = {option.name for option in OPTIONS}
+    not_ours = {"--strict", "--help", "--lr", "--n", "--nproc", "--pdeathsig"}
+    for page in (ROOT / "README.md", *DOCS.glob("*.md")):
+        named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", page.read_text()))
+        assert named - not_ours <= ours, page.name
+
+
+def test_every_public_name_is_in_the_page_about_the_api() -> None:
+    page = (DOCS / "python-api.md").read_text()
+    documented = {name for row in table_rows(page, "Names") for name in re.findall(r"`(\w+)`", row[1])}
+    assert documented == set(rallypoint.__all__) - {"__version__"}
+
+
+def test_every_module_is_on_the_map() -> None:
+    page = (DOCS / "tour.md").read_text()
+    mapped = {name for row in table_rows(page, "The map") for name in re.findall(r"`(\w+)/?`", row[0])}
+    package = Path(rallypoint.__file__).parent
+    parts = {path.stem for path in package.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
+    assert parts - {"__init__", "__main__"} == mapped
