@@ -35,9 +35,10 @@ def _prepare(run_arguments: list[str]) -> None:
     if sys.platform != "linux":
         sys.exit(f"rallypoint needs Linux 5.4 or newer: it relies on pidfds and subreapers, which {sys.platform} does not have")
     if run_arguments and run_arguments[0] not in ("--help", "-h", "--version"):
-        from rallypoint.processes import warden_client
+        from rallypoint.processes import init_duty, warden_client
 
         warden_client.prepare()
+        init_duty.reap_orphans_if_first()
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ is looked up anew for each event, and a replaced one is always asked.
 from __future__ import annotations
 
 import os
-import socket
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -204,7 +203,7 @@ def construct_and_record_rdzv_event(
         name=f"{os.path.basename(caller.co_filename)}:{name or caller.co_name}",
         run_id=run_id,
         message=message,
-        hostname=hostname or socket.gethostname(),
+        hostname=hostname or os.uname().nodename,
         pid=pid or os.getpid(),
         node_state=node_state,
         master_endpoint=master_endpoint,

@@ -97,14 +97,14 @@ def test_a_free_port_can_be_opened_on_every_address() -> None:
 
 
 def test_a_free_port_is_found_without_ipv6(monkeypatch: pytest.MonkeyPatch) -> None:
-    real_socket = socket.socket
+    bind = endpoint._bind
 
-    def no_ipv6(family: int, kind: int) -> socket.socket:
+    def no_ipv6(family: int, host: str) -> object:
         if family == socket.AF_INET6:
             raise OSError("address family not supported")
-        return real_socket(family, kind)
+        return bind(family, host)
 
-    monkeypatch.setattr(endpoint.socket, "socket", no_ipv6)
+    monkeypatch.setattr(endpoint, "_bind", no_ipv6)
     assert 0 < get_free_port() < 65536
     with get_socket_with_port() as sock:
         assert sock.family == socket.AF_INET
@@ -119,10 +119,10 @@ def test_the_socket_keeps_its_port() -> None:
 
 
 def test_no_port_at_all_is_an_error_that_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*args: object) -> socket.socket:
+    def refuse(*args: object) -> object:
         raise OSError("too many open files")
 
-    monkeypatch.setattr(endpoint.socket, "socket", refuse)
+    monkeypatch.setattr(endpoint, "_bind", refuse)
     with pytest.raises(RuntimeError, match="too many open files"):
         get_socket_with_port()
 
@@ -132,12 +132,12 @@ def test_a_machine_whose_name_does_not_resolve_gives_an_address(monkeypatch: pyt
     def unknown(*args: object) -> list[object]:
         raise socket.gaierror("name or service not known")
 
-    monkeypatch.setattr(endpoint.socket, "getaddrinfo", unknown)
+    monkeypatch.setattr(endpoint._socket, "getaddrinfo", unknown)
     if not network:
         monkeypatch.setattr(endpoint, "SOMEWHERE_ELSE", ("255.255.255.255", 9))  # broadcast, which a plain socket may not use
     socket.inet_aton(get_local_address())
 
 
 def test_a_machine_whose_name_resolves_gives_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(endpoint.socket, "getaddrinfo", lambda *args: [])
+    monkeypatch.setattr(endpoint._socket, "getaddrinfo", lambda *args: [])
     assert get_local_address() == socket.gethostname()

@@ -3,7 +3,7 @@
 Nodes stand in the order of their group ranks. Global ranks count workers over all nodes in that order. Role ranks count them over
 the nodes of the same role only. Nodes may have different roles and different numbers of workers.
 
-Invariants: global ranks are 0..world−1, each once; role ranks are 0..role world−1, each once within the role; the ranks of one
+Invariants: global ranks are 0..world-1, each once; role ranks are 0..role world-1, each once within the role; the ranks of one
 node are contiguous.
 """
 

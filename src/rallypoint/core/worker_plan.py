@@ -7,7 +7,6 @@ unchanged. A plan only adds to what the worker inherits.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from string import Template
 from typing import Any, NamedTuple
 
 from rallypoint import defaults as names
@@ -96,6 +95,8 @@ def _device_environment(group: Group, local_rank: int) -> dict[str, str]:
 def _prefix(group: Group, ranks: WorkerRanks) -> str | None:
     if group.prefix_template is None:
         return None
+    from string import Template
+
     return Template(group.prefix_template).safe_substitute(
         role_name=group.role, rank=ranks.global_rank, local_rank=ranks.local_rank, hostname=group.hostname
     )

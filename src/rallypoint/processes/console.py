@@ -1,8 +1,8 @@
 """The console, which all workers share: whole lines, and one stream at a time.
 
-Our stdout and stderr are mostly the same terminal, so there is one `SharedConsole` for both. Writing to it is the one
-wait of the stream pump that nobody can bound, since whoever should read it may have stopped reading. So the pump's
-thread lays down its `Baton` for that time, and somebody else may finish the work.
+Our stdout and stderr are mostly the same terminal, so there is one `ConsoleRelay` for both. It has a thread of its own,
+because writing to a console is the one wait that nobody can bound: whoever should read it may have stopped. Meanwhile the
+log files go on, until the queue in between is full; and a relay that is closed leaves such a console behind.
 """
 
 from __future__ import annotations
@@ -10,83 +10,102 @@ from __future__ import annotations
 import io
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections import deque
+from collections.abc import Callable
 from typing import TextIO
 
 from rallypoint import report
 from rallypoint.processes.line_relay import InterruptFilter, LinePrefixer
-from rallypoint.processes.log_file import write_all
+from rallypoint.processes.log_file import enlarge_pipe, write_all
 from rallypoint.processes.log_specs import Std
 
-__all__ = ["Baton", "Console", "Revoked", "SharedConsole", "Speaker", "console_writer"]
+__all__ = ["Console", "ConsoleRelay", "Speaker", "console_writer"]
 
 Console = Callable[[bytes], None]
-
-
-class Revoked(Exception):
-    """The baton was taken for good while its holder was away, who must touch nothing any more."""
-
-
-class Baton:
-    """A lock that its holder lays down while it waits for the outside world."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self.is_revoked = False
-
-    @contextmanager
-    def held(self, timeout_s: float = -1) -> Iterator[bool]:
-        """Hold it; False when it was not to be had in time."""
-        got_it = self._lock.acquire(timeout=timeout_s)
-        try:
-            yield got_it
-        finally:
-            if got_it:
-                self._lock.release()
-
-    @contextmanager
-    def laid_down(self) -> Iterator[None]:
-        self._lock.release()
-        try:
-            yield
-        finally:
-            self._lock.acquire()
-        if self.is_revoked:
-            raise Revoked
+MAX_QUEUED_BYTES = 2 << 20
 
 
 class Speaker:
     """One stream of one worker, as the console sees it."""
 
-    def __init__(self, write: Console, prefix: bytes, stream: Std) -> None:
+    def __init__(self, write: Console, prefix: bytes, stream: Std, has_ended: threading.Event) -> None:
         self.write: Console | None = write
         self.stream = stream
         self.prefixer = LinePrefixer(prefix)
         self.interrupts = InterruptFilter()
+        self.has_ended = has_ended  # set once all that it had to say was shown
 
 
-class SharedConsole:
-    """Shows lines of many speakers. To be used with the baton held; it is laid down while the console takes its time."""
+class ConsoleRelay:
+    """Shows the lines of many speakers, in the order in which they were put."""
 
-    def __init__(self, baton: Baton) -> None:
-        self._baton = baton
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._queue: deque[tuple[Speaker, bytes | None]] = deque()  # lines of a speaker, or None for its end
+        self._queued_bytes = 0
+        self._thread: threading.Thread | None = None
+        self._is_closing = False
+        self._is_silent = False
         self._inside_line: Speaker | None = None  # whose last line was too long to wait for its end
         self._failed = Std.NONE
         self.hides_interrupts = False
-        self.is_silent = False
 
-    def show(self, speaker: Speaker, lines: bytes) -> None:
-        if self.hides_interrupts and speaker.stream == Std.ERR:
-            lines = speaker.interrupts.feed(lines)
-        self._show(speaker, lines)
+    def put(self, speaker: Speaker, lines: bytes | None) -> None:
+        """Show these whole lines soon; None ends the speaker's last line. Waits while too much is waiting already."""
+        with self._changed:
+            while self._queued_bytes > MAX_QUEUED_BYTES and not self._is_silent:
+                self._changed.wait()
+            if self._is_silent:
+                return
+            self._queue.append((speaker, lines))
+            self._queued_bytes += len(lines or b"")
+            self._changed.notify_all()
+        if self._thread is None:  # most runs are over before anything was to be shown
+            self._thread = threading.Thread(target=self._run, name="rallypoint-console", daemon=True)
+            self._thread.start()
 
-    def end(self, speaker: Speaker) -> None:
-        """Show what was held back, and end the speaker's last line."""
-        self._show(speaker, speaker.interrupts.rest())
-        self._end_line(speaker)
+    def close(self, timeout_s: float) -> bool:
+        """Give the console this time to take what is left; says whether it did. Nothing that comes later is shown."""
+        with self._changed:
+            self._is_closing = True
+            self._changed.notify_all()
+        if self._thread is not None:
+            self._thread.join(timeout_s)
+        with self._changed:
+            self._is_silent = True
+            self._changed.notify_all()
+        return self._thread is None or not self._thread.is_alive()
+
+    def _run(self) -> None:
+        while batch := self._take_all():
+            for speaker, lines in batch:
+                if lines is None:
+                    self._end(speaker)
+                else:
+                    self._show(speaker, lines)
+
+    def _take_all(self) -> list[tuple[Speaker, bytes | None]]:
+        """Everything that waits, and nothing only at the end."""
+        with self._changed:
+            while not (self._queue or self._is_closing):
+                self._changed.wait()
+            batch = list(self._queue)
+            self._queue.clear()
+            self._queued_bytes = 0
+            self._changed.notify_all()
+            return batch
 
     def _show(self, speaker: Speaker, lines: bytes) -> None:
+        if self.hides_interrupts and speaker.stream == Std.ERR:
+            lines = speaker.interrupts.feed(lines)
+        self._write_lines(speaker, lines)
+
+    def _end(self, speaker: Speaker) -> None:
+        self._write_lines(speaker, speaker.interrupts.rest())
+        self._end_line(speaker)
+        speaker.has_ended.set()
+
+    def _write_lines(self, speaker: Speaker, lines: bytes) -> None:
         if not lines:
             return
         if self._inside_line is not None and self._inside_line is not speaker:
@@ -101,16 +120,15 @@ class SharedConsole:
         self._write(speaker, speaker.prefixer.end_line())
 
     def _write(self, speaker: Speaker, text: bytes) -> None:
-        if not text or self.is_silent or speaker.write is None:
+        if not text or self._is_silent or speaker.write is None:
             return
-        with self._baton.laid_down():
-            try:
-                speaker.write(text)
-            except Exception as error:  # it may be any object of the user's, and must not take the log files with it
-                speaker.write = None
-                self._warn(speaker.stream, error)
+        try:
+            speaker.write(text)
+        except Exception as error:  # it may be any object of the user's, and must not take the other streams with it
+            speaker.write = None
+            self._warn_once(speaker.stream, error)
 
-    def _warn(self, stream: Std, error: Exception) -> None:
+    def _warn_once(self, stream: Std, error: Exception) -> None:
         if not self._failed & stream:
             self._failed |= stream
             name = "stdout" if stream == Std.OUT else "stderr"
@@ -130,6 +148,7 @@ def console_writer(stream: Std) -> Console:
         fd = text.fileno()
     except (OSError, ValueError):  # a text file in memory, or a closed one
         return lambda block: _write_text(text, block)
+    enlarge_pipe(fd)
 
     def write(block: bytes) -> None:
         text.flush()

@@ -122,7 +122,7 @@ class PContext(ABC):
 
 
 def _check_ranks(args: dict[int, tuple[Any, ...]], envs: dict[int, dict[str, str]]) -> None:
-    """Local ranks must be 0..n−1, and the same in both."""
+    """Local ranks must be 0..n-1, and the same in both."""
     expected = set(range(len(args)))
     if not args:
         raise UsageError("args names no local rank: there is nothing to start")

@@ -6,9 +6,9 @@ file, as for a decorated script; the exit code is the one that a script would ha
 
 from __future__ import annotations
 
+import _socket  # see frames
 import os
 import signal
-import socket
 import sys
 from collections.abc import Callable
 from typing import Any, BinaryIO, NoReturn
@@ -32,10 +32,10 @@ def serve_spawned(parcel: BinaryIO, sock_fd: int, agent_pid: int) -> NoReturn:
     fn, args = _unpack(parcel)
     parcel.close()
     os.set_inheritable(sock_fd, False)
-    _serve(socket.socket(fileno=sock_fd), agent_pid, fn, args)
+    _serve(_socket.socket(fileno=sock_fd), agent_pid, fn, args)
 
 
-def serve_forked(sock: socket.socket, agent_pid: int, fn: Callable[..., Any], args: dict[int, tuple[Any, ...]]) -> NoReturn:
+def serve_forked(sock: _socket.socket, agent_pid: int, fn: Callable[..., Any], args: dict[int, tuple[Any, ...]]) -> NoReturn:
     """Be the warden of the start method ``fork``: a copy of the agent, which must never return into the agent's code."""
     try:
         os.setsid()
@@ -44,7 +44,7 @@ def serve_forked(sock: socket.socket, agent_pid: int, fn: Callable[..., Any], ar
         os._exit(1)
 
 
-def _serve(sock: socket.socket, agent_pid: int, fn: Callable[..., Any], args: dict[int, tuple[Any, ...]]) -> NoReturn:
+def _serve(sock: _socket.socket, agent_pid: int, fn: Callable[..., Any], args: dict[int, tuple[Any, ...]]) -> NoReturn:
     def become(request: dict[str, Any]) -> None:
         _run_forked(request, fn, args[request["local_rank"]])
 

@@ -4,14 +4,14 @@
 - ``forkserver``: one fresh interpreter is sent the function, becomes a warden itself, and forks the workers.
 - ``fork``: this very process is forked once; the copy becomes a warden and forks the workers, which share our memory.
 
-So in every case the workers' parent is a warden, and nothing outlives the agent. What is sent is pickled as multiprocessing does it,
-so its queues, locks and pipes can be arguments. A return value comes back in a memory file, so it may be of any size.
+So in every case the workers' parent is a warden, and nothing outlives the agent. What is sent is pickled as multiprocessing
+does it, so its queues, locks and pipes can be arguments. A return value comes back in a memory file, so it may be of any size.
 """
 
 from __future__ import annotations
 
+import _socket  # see frames
 import os
-import socket
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -108,7 +108,7 @@ def _python_command(parcel: Parcel, role: str, argument: object) -> tuple[str, .
 
 
 def _fork_warden(fn: Callable[..., Any], args: dict[int, tuple[Any, ...]]) -> WardenClient:
-    ours, theirs = socket.socketpair()
+    ours, theirs = _socket.socketpair()
     agent_pid = os.getpid()
     for stream in (sys.stdout, sys.stderr):  # what is buffered is to be written once, not by every copy
         stream.flush()
@@ -123,7 +123,7 @@ def _fork_warden(fn: Callable[..., Any], args: dict[int, tuple[Any, ...]]) -> Wa
 def _spawn_server(parcel: Parcel) -> WardenClient:
     from multiprocessing import util
 
-    ours, theirs = socket.socketpair()
+    ours, theirs = _socket.socketpair()
     fds = [theirs.fileno(), *parcel.fds]
     command = _python_command(parcel, "serve_spawned", f"{theirs.fileno()},{os.getpid()}")
     pid = util.spawnv_passfds(os.fsencode(command[0]), command, fds)

@@ -1,14 +1,20 @@
-"""A log file that never fails its caller: a full disk must stop neither a training run nor its lines on the console."""
+"""Log files, and what files and pipes have in common.
+
+A log file never fails its caller: a full disk must stop neither a training run nor its lines on the console.
+"""
 
 from __future__ import annotations
 
+import fcntl
 import os
 import select
 import stat
 
 from rallypoint import report
 
-__all__ = ["LogFile", "write_all"]
+__all__ = ["PIPE_BYTES", "LogFile", "enlarge_pipe", "pipe_size", "write_all"]
+
+PIPE_BYTES = 1 << 20
 
 
 class LogFile:
@@ -84,3 +90,16 @@ def write_all(fd: int, block: bytes) -> None:
             poll = select.poll()
             poll.register(fd, select.POLLOUT)
             poll.poll()
+
+
+def enlarge_pipe(fd: int) -> None:
+    """Let whoever writes run ahead of whoever reads. The user's limit may forbid it, and a pipe works as it is."""
+    if hasattr(fcntl, "F_SETPIPE_SZ"):
+        try:
+            fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+        except OSError:
+            return
+
+
+def pipe_size(fd: int) -> int:
+    return fcntl.fcntl(fd, fcntl.F_GETPIPE_SZ) if hasattr(fcntl, "F_GETPIPE_SZ") else PIPE_BYTES

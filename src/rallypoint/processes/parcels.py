@@ -1,7 +1,7 @@
 """A function and its arguments, packed for another interpreter.
 
 It is multiprocessing's own pickling, with the same preparation (the path, ``__main__`` of a script), so whatever can be sent to a
-``multiprocessing.Process`` can be sent here. A function that pickle cannot name, such as a lambda or one typed into a notebook, is
+``multiprocessing.Process`` can be sent here. A function that pickle cannot name, such as a lambda or one from a notebook, is
 sent by value where ``cloudpickle`` is installed. The parcel lies in a memory file: it needs no reader while it is written.
 """
 

@@ -1,17 +1,15 @@
 """The stream pump: one thread that carries the workers' output from their pipes to log files and to the console.
 
 One thread for all workers, because then no two lines can mix, and because it sleeps in one ``poll`` until there is
-something to carry: no interval, no wake-up without a reason. A block goes to its log file as it comes, byte for byte; the
-console gets whole lines.
+something to carry: no interval, no wake-up without a reason. A block goes to its log file as it comes, byte for byte; its
+whole lines go on to the console, which has a thread of its own.
 
-The thread holds the baton at all times but in ``poll`` and while the console takes its time. Whoever closes the pump and
-has waited long enough takes the baton, finishes the log files in the thread's place, and revokes it: a thread that comes
-back from a console which nobody read finds that, and ends.
+The methods are for one caller; nothing that the thread uses is changed by it, except by queues. Of the pipe that wakes
+the thread the caller owns one end and the thread the other, so that neither can meet a descriptor which is already gone.
 """
 
 from __future__ import annotations
 
-import fcntl
 import os
 import select
 import threading
@@ -20,16 +18,15 @@ from collections import deque
 from typing import NamedTuple
 
 from rallypoint.errors import UsageError
-from rallypoint.processes.console import Baton, Console, Revoked, SharedConsole, Speaker, console_writer
+from rallypoint.processes.console import Console, ConsoleRelay, Speaker, console_writer
 from rallypoint.processes.line_relay import LineCutter, matching_lines
-from rallypoint.processes.log_file import LogFile
+from rallypoint.processes.log_file import PIPE_BYTES, LogFile, enlarge_pipe, pipe_size
 from rallypoint.processes.log_specs import Std
 
 __all__ = ["Route", "StreamPump", "console_writer"]
 
-READ_BYTES = 256 * 1024
-PIPE_BYTES = 1 << 20
-TAKE_OVER_TIMEOUT_S = 1.0  # for a thread that is writing to log files, on a file system that does not answer
+READ_BYTES = 1024 * 1024
+LAST_BLOCKS_TIMEOUT_S = 1.0  # for log files, when the console has used up its time
 
 
 class Route(NamedTuple):
@@ -54,10 +51,10 @@ class _Stream:
         self.filtered = filtered
         self.prefix = route.prefix.encode()
         self.needles = tuple(needle.encode() for needle in route.filters)
-        self.speaker = Speaker(route.console, self.prefix, route.stream) if route.console else None
+        self.drained = threading.Event()
+        self.speaker = Speaker(route.console, self.prefix, route.stream, self.drained) if route.console else None
         self.cutter = LineCutter()
         self.tail = b""
-        self.drained = threading.Event()
 
     def remember(self, block: bytes, tail_bytes: int) -> None:
         if len(block) < tail_bytes:
@@ -73,39 +70,38 @@ class StreamPump:
             raise UsageError(f"max_log_bytes must be at least 1, not {max_log_bytes}")
         self._tail_bytes = tail_bytes
         self._max_log_bytes = max_log_bytes
-        self._baton = Baton()
-        self._console = SharedConsole(self._baton)
+        self._console = ConsoleRelay()
         self._streams: list[_Stream] = []  # all there ever were, so that their tails can be asked for
-        self._open: dict[int, _Stream] = {}  # by the end that we read
         self._files: dict[str, LogFile] = {}
+        self._opened: deque[_Stream] = deque()  # not yet taken over by the thread
         self._ended_ranks: deque[int] = deque()
+        self._open: dict[int, _Stream] = {}  # the thread's own: by the descriptor that it reads
         self._poll = select.poll()
-        self._wake_fds: tuple[int, int] | None = None
+        self._wake_read_fd = self._wake_write_fd = -1
         self._thread: threading.Thread | None = None
-        self._is_closing = False
 
     def open(self, route: Route) -> int:
         """A pipe for this stream: the end that the worker writes to, which the caller hands on and then closes."""
+        log = self._file(route.log_file)
+        filtered = self._file(route.filtered_file) if route.filters else None
         read_fd, write_fd = os.pipe()
         os.set_blocking(read_fd, False)
-        _enlarge_pipe(write_fd)
-        with self._baton.held():
-            filtered = self._file(route.filtered_file) if route.filters else None
-            stream = _Stream(route, read_fd, self._file(route.log_file), filtered)
-            self._streams.append(stream)
-            self._open[read_fd] = stream
-            self._poll.register(read_fd, select.POLLIN)
+        if log is not None:  # much is expected; for a few lines of stderr the pages are better left to others
+            enlarge_pipe(write_fd)
+        stream = _Stream(route, read_fd, log, filtered)
+        self._streams.append(stream)
+        self._opened.append(stream)
         self._wake()
         return write_fd
 
-    def start(self) -> None:
-        self._wake_fds = os.pipe()
-        for fd in self._wake_fds:
-            os.set_blocking(fd, False)
-        self._poll.register(self._wake_fds[0], select.POLLIN)
-        self._wake()  # for workers that have ended before
+    def start(self) -> threading.Thread:
+        self._wake_read_fd, self._wake_write_fd = os.pipe()
+        os.set_blocking(self._wake_write_fd, False)
+        self._poll.register(self._wake_read_fd, select.POLLIN)
         self._thread = threading.Thread(target=self._run, name="rallypoint-streams", daemon=True)
         self._thread.start()
+        self._wake()
+        return self._thread
 
     def worker_ended(self, local_rank: int) -> None:
         """Nothing more is expected of this worker: carry what it has left, although its children may keep the pipe open."""
@@ -127,19 +123,16 @@ class StreamPump:
         self._console.hides_interrupts = True
 
     def close(self, timeout_s: float) -> bool:
-        """Carry what is left, to the console for at most `timeout_s`, and release everything; says whether all was shown."""
-        self._is_closing = True
-        self._wake()
-        if self._thread is not None:
-            self._thread.join(timeout_s)
-            self._console.is_silent = self._thread.is_alive()
-        with self._baton.held(TAKE_OVER_TIMEOUT_S) as got_it:
-            if got_it and not self._baton.is_revoked:
-                self._finish_all()
-                for file in self._files.values():
-                    file.close()
-                self._baton.is_revoked = True
-        return got_it and not self._console.is_silent
+        """Carry what is left, to the console for at most `timeout_s`, and release everything; says whether all of it arrived."""
+        deadline = time.monotonic() + timeout_s
+        thread = self._thread or self.start()
+        if self._wake_write_fd >= 0:
+            os.close(self._wake_write_fd)
+            self._wake_write_fd = -1
+        thread.join(timeout_s)
+        has_shown_all = self._console.close(max(0.0, deadline - time.monotonic()))
+        thread.join(LAST_BLOCKS_TIMEOUT_S)
+        return has_shown_all and not thread.is_alive()
 
     def _of_rank(self, local_rank: int) -> list[_Stream]:
         return [stream for stream in self._streams if stream.route.local_rank == local_rank]
@@ -151,39 +144,40 @@ class StreamPump:
         return self._files.get(path)
 
     def _wake(self) -> None:
-        if self._wake_fds is None or self._baton.is_revoked:
-            return
-        try:
-            os.write(self._wake_fds[1], b"!")
-        except BlockingIOError:
-            return  # enough is there to wake it
+        if self._wake_write_fd >= 0:
+            try:
+                os.write(self._wake_write_fd, b"!")
+            except BlockingIOError:
+                return  # enough is there to wake it
 
-    # Everything below is done with the baton held: by the thread, and at the end also by whoever closes the pump.
+    # What follows is done by the thread.
 
     def _run(self) -> None:
         _keep_freed_memory()
-        with self._baton.held():
-            try:
-                while not self._is_closing:
-                    self._step()
-                self._finish_all()
-            except Revoked:
-                return
-            finally:
-                self._close_wake_fds()
+        while self._step():
+            pass
+        for stream in self._streams:
+            self._finish(stream)
+        for file in self._files.values():
+            file.close()
+        os.close(self._wake_read_fd)
 
-    def _step(self) -> None:
-        with self._baton.laid_down():
-            ready = self._poll.poll()
-        for fd, _ in ready:
-            if fd in self._open:
+    def _step(self) -> bool:
+        """Carry what there is; False when the pump is being closed."""
+        is_open = True
+        for fd, _ in self._poll.poll():
+            if fd == self._wake_read_fd:
+                is_open = bool(os.read(fd, READ_BYTES))
+            else:
                 self._carry_block(self._open[fd])
-            elif self._wake_fds is not None and fd == self._wake_fds[0]:
-                os.read(fd, READ_BYTES)
+        while self._opened:
+            stream = self._opened.popleft()
+            self._open[stream.fd] = stream
+            self._poll.register(stream.fd, select.POLLIN)
         while self._ended_ranks:
-            local_rank = self._ended_ranks.popleft()
-            for stream in self._of_rank(local_rank):
+            for stream in self._of_rank(self._ended_ranks.popleft()):
                 self._finish(stream)
+        return is_open
 
     def _carry_block(self, stream: _Stream) -> int:
         """Carry what one read gives; its size, which is 0 where there is nothing to read now."""
@@ -202,38 +196,30 @@ class StreamPump:
         return len(block)
 
     def _carry_lines(self, stream: _Stream, lines: bytes) -> None:
-        if stream.filtered is not None:
+        if lines and stream.filtered is not None:
             stream.filtered.write(matching_lines(lines, stream.needles, stream.prefix))
-        if stream.speaker is not None:
-            self._console.show(stream.speaker, lines)
+        if lines and stream.speaker is not None:
+            self._console.put(stream.speaker, lines)
 
     def _finish(self, stream: _Stream) -> None:
         """Carry what is in the pipe. The worker has left no more than the pipe holds; what its children add may never end."""
-        left = _pipe_size(stream.fd) if stream.fd >= 0 else 0
+        left = pipe_size(stream.fd) if stream.fd >= 0 else 0
         while left > 0 and (count := self._carry_block(stream)):
             left -= count
         self._end(stream)
 
-    def _finish_all(self) -> None:
-        for stream in self._streams:
-            self._finish(stream)
-
     def _end(self, stream: _Stream) -> None:
-        if stream.fd >= 0:
-            del self._open[stream.fd]
-            self._poll.unregister(stream.fd)
-            os.close(stream.fd)
-            stream.fd = -1
-            self._carry_lines(stream, stream.cutter.rest())
-            if stream.speaker is not None:
-                self._console.end(stream.speaker)
-        stream.drained.set()
-
-    def _close_wake_fds(self) -> None:
-        """Only the thread closes them, since it may be just about to wait for them."""
-        for fd in self._wake_fds or ():
-            os.close(fd)
-        self._wake_fds = None
+        if stream.fd < 0:
+            return
+        del self._open[stream.fd]
+        self._poll.unregister(stream.fd)
+        os.close(stream.fd)
+        stream.fd = -1
+        self._carry_lines(stream, stream.cutter.rest())
+        if stream.speaker is not None:
+            self._console.put(stream.speaker, None)
+        else:
+            stream.drained.set()
 
 
 def _keep_freed_memory() -> None:
@@ -243,16 +229,3 @@ def _keep_freed_memory() -> None:
     it back, page by page, costs four times as much as all the rest of what is done to a block.
     """
     bytes(PIPE_BYTES)
-
-
-def _enlarge_pipe(fd: int) -> None:
-    """Let the worker run ahead of us. The user's limit may forbid it, and the pipe works as it is."""
-    if hasattr(fcntl, "F_SETPIPE_SZ"):
-        try:
-            fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
-        except OSError:
-            return
-
-
-def _pipe_size(fd: int) -> int:
-    return fcntl.fcntl(fd, fcntl.F_GETPIPE_SZ) if hasattr(fcntl, "F_GETPIPE_SZ") else PIPE_BYTES

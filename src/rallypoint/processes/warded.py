@@ -12,19 +12,18 @@ from abc import abstractmethod
 from typing import TYPE_CHECKING, Any
 
 from rallypoint import defaults, report
-from rallypoint.core import shutdown
-from rallypoint.core.shutdown import GaveUp, Gone, Target, Waiting
 from rallypoint.errors import UnkillableWorkersError, WorkerStartError
 from rallypoint.processes import warden_client
 from rallypoint.processes.context import PContext, RunProcsResult, wait_readable
 from rallypoint.processes.log_specs import LogsDest, Std
-from rallypoint.processes.memory_kills import MemoryKills
 from rallypoint.processes.outlets import Outlets, keep_tail
 from rallypoint.processes.signals import inbox
 from rallypoint.processes.warden_client import Exited, FailedToStart, Launch, Lost, Rest, Started, WardenClient
 
 if TYPE_CHECKING:
+    from rallypoint.core.shutdown import Send, Target
     from rallypoint.processes.failures import ProcessFailure
+    from rallypoint.processes.memory_kills import MemoryKills
 
 __all__ = ["WardedContext"]
 
@@ -46,7 +45,7 @@ class WardedContext(PContext):
         self._exits: dict[int, Exited] = {}
         self._failures: dict[int, ProcessFailure] = {}
         self._rest: tuple[int, ...] | None = None  # None: not reported yet
-        self._memory_kills = MemoryKills()
+        self._memory_kills: MemoryKills | None = None
 
     @abstractmethod
     def _launch_of(self, local_rank: int, error_file: str) -> Launch:
@@ -72,12 +71,19 @@ class WardedContext(PContext):
         self._warden = self._open_warden()
         self._logs = self._logs_specs.reify(self.envs)
         self._outlets = Outlets(self._logs, self._logs_specs.log_max_bytes)
-        self._memory_kills.snapshot()
         try:
             self._warden.spawn([self._launch(rank) for rank in sorted(self.args)])
         finally:
             self._outlets.hand_over()
+        self._prepare_for_failures()
         self._await_start()
+
+    def _prepare_for_failures(self) -> None:
+        """What is done while the workers' interpreters start, so that it costs no time: count the kills for memory so far."""
+        from rallypoint.processes.memory_kills import MemoryKills
+
+        self._memory_kills = MemoryKills()
+        self._memory_kills.snapshot()
 
     def _launch(self, rank: int) -> Launch:
         assert self._outlets is not None
@@ -97,7 +103,7 @@ class WardedContext(PContext):
         while len(self._pids) < self.nprocs:
             left = give_up_at - time.monotonic()
             if left <= 0:
-                raise WorkerStartError(f"only {len(self._pids)} of {self.nprocs} workers were started within {START_TIMEOUT_S:g} s")
+                raise WorkerStartError(f"{len(self._pids)} of {self.nprocs} workers were started within {START_TIMEOUT_S:g} s")
             self._absorb(left)
 
     def _absorb(self, timeout_s: float = 0.0) -> None:
@@ -161,8 +167,13 @@ class WardedContext(PContext):
             stderr_tail=tail,
             log_file=log_file,
             ended_at=ended.at,
-            killed_for_memory=self._memory_kills.explain(ended.pid) if ended.exitcode == -signal.SIGKILL else "",
+            killed_for_memory=self._why_killed(ended),
         )
+
+    def _why_killed(self, ended: Exited) -> str:
+        if ended.exitcode != -signal.SIGKILL or self._memory_kills is None:
+            return ""
+        return self._memory_kills.explain(ended.pid)
 
     def _close(self, death_sig: signal.Signals, timeout: float) -> None:
         stuck: tuple[Target, ...] = ()
@@ -187,7 +198,8 @@ class WardedContext(PContext):
 
     def _stop_all(self, death_sig: signal.Signals, grace_s: float) -> tuple[Target, ...]:
         """Tell, kill and wait until nobody is left; those that even SIGKILL does not end are returned."""
-        assert self._warden is not None
+        from rallypoint.core import shutdown
+
         if death_sig == signal.SIGINT and self._outlets is not None:
             self._outlets.quiet_interrupts()
         self._await_rest()
@@ -197,18 +209,18 @@ class WardedContext(PContext):
             for send in sends:
                 self._send(send)
             match outcome:
-                case GaveUp(stuck):
+                case shutdown.GaveUp(stuck):
                     return stuck
-                case Gone():
+                case shutdown.Gone():
                     return ()
-                case Waiting(wake_at):
+                case shutdown.Waiting(wake_at):
                     wait_readable([self.news_fd(), inbox.fileno()], wake_at - time.monotonic())
                     self._absorb()
             if inbox.take() is not None:
                 stop = shutdown.hurry(stop)
 
     def _await_rest(self) -> None:
-        """Learn what there is besides the workers. A warden that does not answer is killed, and with it, by the kernel, its workers."""
+        """Learn what there is besides the workers. A warden that does not answer is killed; the kernel kills its workers then."""
         assert self._warden is not None
         self._warden.watch_rest()
         give_up_at = time.monotonic() + ANSWER_TIMEOUT_S
@@ -221,10 +233,12 @@ class WardedContext(PContext):
             self._absorb(left)
 
     def _present(self) -> list[Target]:
+        from rallypoint.core.shutdown import Target
+
         workers = [Target(True, rank) for rank in self._pids if rank not in self._exits]
         return workers + [Target(False, pid) for pid in self._rest or ()]
 
-    def _send(self, send: shutdown.Send) -> None:
+    def _send(self, send: Send) -> None:
         assert self._warden is not None
         if send.signal == signal.SIGKILL:
             report.info(send.why)

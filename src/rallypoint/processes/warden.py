@@ -17,12 +17,12 @@ The agent runs it as a program of its own, without site-packages, so that it is 
 
 from __future__ import annotations
 
+import _socket  # see frames
 import errno
 import marshal
 import os
 import select
 import signal
-import socket
 import sys
 import time
 
@@ -57,7 +57,7 @@ def exec_program(request: dict[str, Any]) -> None:
 class Warden:
     """The loop of the warden; `become` is what a new worker process does once its session and files are in place."""
 
-    def __init__(self, sock: socket.socket, agent_pid: int, become: Callable[[dict[str, Any]], None]) -> None:
+    def __init__(self, sock: _socket.socket, agent_pid: int, become: Callable[[dict[str, Any]], None]) -> None:
         self._sock = sock
         self._become = become
         self._workers: dict[int, int] = {}  # pid -> local rank, of those not yet reaped
@@ -239,7 +239,7 @@ def main() -> None:
     _close_all_but(sock_fd)
     os.set_inheritable(sock_fd, False)
     try:
-        warden = Warden(socket.socket(fileno=sock_fd), agent_pid, exec_program)
+        warden = Warden(_socket.socket(fileno=sock_fd), agent_pid, exec_program)
     except ProcessLookupError:  # the agent is gone already
         return
     warden.run()

@@ -6,9 +6,9 @@ a group of workers that is restarted gets the warden of the one before: at most 
 
 from __future__ import annotations
 
+import _socket  # see frames
 import os
 import select
-import socket
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -65,7 +65,7 @@ _REPORTS = {"started": Started, "failed": FailedToStart, "exited": Exited}
 class WardenClient:
     """A running warden, as the agent sees it."""
 
-    def __init__(self, sock: socket.socket, pid: int) -> None:
+    def __init__(self, sock: _socket.socket, pid: int) -> None:
         self._sock = sock
         self.pid = pid
         self._is_lost = False
@@ -73,7 +73,7 @@ class WardenClient:
     @classmethod
     def start(cls) -> WardenClient:
         """Start a warden of our own interpreter, without site-packages; it is ready when it is, requests wait in the socket."""
-        ours, theirs = socket.socketpair()
+        ours, theirs = _socket.socketpair()
         os.set_inheritable(theirs.fileno(), True)
         command = [sys.executable, "-S", "-I", "-c", _PROGRAM, _package_root(), str(theirs.fileno()), str(os.getpid())]
         try:

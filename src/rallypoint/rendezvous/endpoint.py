@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import _socket  # all that the start of a job needs of socket, which takes 4 ms to import
 import re
-import socket
+from typing import TYPE_CHECKING
 
 from rallypoint.errors import UsageError
+
+if TYPE_CHECKING:
+    import socket
 
 __all__ = ["get_free_port", "get_local_address", "get_socket_with_port", "parse_rendezvous_endpoint"]
 
@@ -68,7 +72,7 @@ def _is_ipv6(text: str) -> bool:
     if percent and not re.fullmatch(r"[\w.-]+", zone):
         return False
     try:
-        socket.inet_pton(socket.AF_INET6, address)
+        _socket.inet_pton(_socket.AF_INET6, address)
     except (OSError, ValueError):  # ValueError: a null character
         return False
     return True
@@ -76,25 +80,28 @@ def _is_ipv6(text: str) -> bool:
 
 def get_free_port() -> int:
     """A TCP port that nobody uses on any address of this machine, at least for now: it is not kept."""
-    with _bound_anywhere() as probe:
+    probe = _bound_anywhere()
+    try:
         port: int = probe.getsockname()[1]
+    finally:
+        probe.close()
     return port
 
 
-def _bound_anywhere() -> socket.socket:
+def _bound_anywhere() -> _socket.socket:
     """A socket bound to a free port on every address, of both families where the machine has both."""
     try:
-        return _bind(socket.AF_INET6, "::")
+        return _bind(_socket.AF_INET6, "::")
     except OSError:  # no IPv6 here
-        return _bind(socket.AF_INET, "")
+        return _bind(_socket.AF_INET, "")
 
 
-def _bind(family: int, host: str) -> socket.socket:
+def _bind(family: int, host: str) -> _socket.socket:
     """A socket bound to a free port of `host`."""
-    sock = socket.socket(family, socket.SOCK_STREAM)
+    sock = _socket.socket(family, _socket.SOCK_STREAM)
     try:
         if host == "::":
-            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+            sock.setsockopt(_socket.IPPROTO_IPV6, _socket.IPV6_V6ONLY, 0)
         sock.bind((host, 0))
     except OSError:
         sock.close()
@@ -104,10 +111,12 @@ def _bind(family: int, host: str) -> socket.socket:
 
 def get_socket_with_port() -> socket.socket:
     """A socket that listens on a free port of localhost; the port is kept until the caller closes it."""
+    import socket
+
     failures = []
     for family, *_ in socket.getaddrinfo("localhost", None, type=socket.SOCK_STREAM):
         try:
-            sock = _bind(family, "localhost")
+            sock = socket.socket(fileno=_bind(family, "localhost").detach())
         except OSError as error:  # localhost may stand for ::1 too where IPv6 is switched off
             failures.append(error)
         else:
@@ -121,15 +130,17 @@ def get_local_address() -> str:
 
     ``socket.getfqdn`` is not asked: it looks names up backwards, which takes many seconds where no DNS server answers.
     """
-    name = socket.gethostname()
+    name = _socket.gethostname()
     try:
-        socket.getaddrinfo(name, None)
+        _socket.getaddrinfo(name, None)
     except OSError:
         return _address_of_default_route()
     return name
 
 
 def _address_of_default_route() -> str:
+    import socket
+
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(SOMEWHERE_ELSE)

@@ -110,7 +110,7 @@ class Store(ABC):
     def num_keys(self) -> int:
         """How many keys have a value."""
 
-    def append(self, key: str, value: bytes | str) -> None:  # noqa: ARG002
+    def append(self, key: str, value: bytes | str) -> None:
         """Write `value` at the end of what is there."""
         self._refuse("append")
 
@@ -118,15 +118,15 @@ class Store(ABC):
         """The keys that have a value."""
         self._refuse("list_keys")
 
-    def queue_push(self, key: str, value: bytes | str) -> None:  # noqa: ARG002
+    def queue_push(self, key: str, value: bytes | str) -> None:
         """Put `value` at the end of the queue `key`."""
         self._refuse("queue_push")
 
-    def queue_pop(self, key: str, block: bool = True) -> bytes:  # noqa: ARG002
+    def queue_pop(self, key: str, block: bool = True) -> bytes:
         """Take the first value of the queue `key`, waited for if `block`; else an empty queue is a `QueueEmptyError`."""
         self._refuse("queue_pop")
 
-    def queue_len(self, key: str) -> int:  # noqa: ARG002
+    def queue_len(self, key: str) -> int:
         """How many values are in the queue `key`."""
         self._refuse("queue_len")
 
