@@ -13,9 +13,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from itertools import cycle, islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -40,7 +40,7 @@ class Pass(NamedTuple):
     """One passage of everything that the workers wrote."""
 
     seconds: float  # from the first write of a worker to the last byte on the console
-    wrong: int  # lines that were expected and did not come whole and in order
+    wrong: int  # lines that were expected and did not come whole
 
 
 def measure() -> list[Figure]:
@@ -67,7 +67,7 @@ def _round(contestant: Contestant, samples: dict[str, dict[str, list[float]]]) -
     samples["wrong"].setdefault(name, []).append(checked.wrong + prints.wrong)
 
 
-def _pass(start: Starter, count: int, expected: Callable[[int, int], Iterable[bytes]] | None = None) -> Pass:
+def _pass(start: Starter, count: int, expected: Callable[[int, int], list[bytes]] | None = None) -> Pass:
     """Run the workers of `start` once; with `expected`, keep what comes and check it line by line."""
     with _memory_folder() as folder, (folder / "console").open("wb+") if expected else Path(os.devnull).open("wb+") as sink:
         for rank in range(WORKERS):
@@ -114,17 +114,20 @@ def _drain(source: int, sink: int) -> float:
     return last_byte_at
 
 
-def _wrong_lines(console: Path, expected: list[Iterable[bytes]]) -> int:
-    """How many of the expected lines of all ranks did not come, whole and in order behind their rank's prefix."""
-    waiting = [[*lines][::-1] for lines in expected]
+def _wrong_lines(console: Path, expected: list[list[bytes]]) -> int:
+    """How many of the expected lines did not come whole, behind the prefix of their rank; at least 1 if their order is wrong."""
+    came: list[list[bytes]] = [[] for _ in expected]
     prefixes = [f"[default{rank}]:".encode() for rank in range(WORKERS)]
     with console.open("rb") as file:
         for line in file:
-            for prefix, lines in zip(prefixes, waiting, strict=True):
-                if lines and line.startswith(prefix) and line[len(prefix) :] == lines[-1]:
-                    lines.pop()
-                    break
-    return sum(map(len, waiting))
+            for prefix, lines in zip(prefixes, came, strict=True):
+                if line.startswith(prefix):
+                    lines.append(line[len(prefix) :])
+    return sum(_missing(one, other) for one, other in zip(expected, came, strict=True))
+
+
+def _missing(expected: list[bytes], came: list[bytes]) -> int:
+    return 0 if expected == came else max(1, (Counter(expected) - Counter(came)).total())
 
 
 def _block(rank: int) -> bytes:
@@ -133,12 +136,12 @@ def _block(rank: int) -> bytes:
     return "".join(lines).encode()
 
 
-def _block_lines(rank: int, count: int) -> Iterable[bytes]:
-    return islice(cycle(_block(rank).splitlines(keepends=True)), count * LINES_PER_BLOCK)
+def _block_lines(rank: int, count: int) -> list[bytes]:
+    return _block(rank).splitlines(keepends=True) * count
 
 
-def _printed_lines(rank: int, count: int) -> Iterable[bytes]:
-    return (f"rank {rank} step {number} loss 0.6931471805599453\n".encode() for number in range(count))
+def _printed_lines(rank: int, count: int) -> list[bytes]:
+    return [f"rank {rank} step {number} loss 0.6931471805599453\n".encode() for number in range(count)]
 
 
 def _rate(lines_per_worker: int, passage: Pass) -> float:

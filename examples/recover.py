@@ -16,7 +16,8 @@ from pathlib import Path
 
 STEPS = 10
 NUMBERS_PER_STEP = 1000
-VICTIM, FATAL_STEP = 2, 6
+STEP_S = 0.05
+VICTIM, FATAL_STEP = 2, 4
 
 RANK = int(os.environ["RANK"])
 WORLD_SIZE = int(os.environ["WORLD_SIZE"])
@@ -55,7 +56,7 @@ def main(folder: Path) -> None:
     say(f"goes on from step {first_step}, found in its checkpoint" if first_step else "starts from the beginning")
     for step in range(first_step, STEPS):
         total += sum(share(step))
-        time.sleep(0.02)
+        time.sleep(STEP_S)
         save(checkpoint, step + 1, total)
         if (RANK, step, ATTEMPT) == (VICTIM, FATAL_STEP, 0):
             say(f"is killed after step {step}")

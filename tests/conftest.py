@@ -12,6 +12,7 @@ import ctypes
 import gc
 import importlib.util
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -314,10 +315,12 @@ class RunningRallyrun:
         return f"--- stdout ---\n{self.stdout}\n--- stderr ---\n{self.stderr}"
 
     def end(self) -> None:
-        """Ended by SIGKILL, so that a test which has failed is over at once; the workers must follow by themselves."""
-        if self.process.poll() is None:
-            self.process.kill()
-        self.process.wait()
+        """Asked to stop, then told again, which kills at once; a launcher that does not even do that is killed itself."""
+        for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGKILL):
+            if self.process.poll() is None:
+                self.process.send_signal(number)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self.process.wait(LEFTOVER_DEADLINE_S)
 
 
 class StartRallyrun(Protocol):
@@ -325,7 +328,7 @@ class StartRallyrun(Protocol):
 
 
 @pytest.fixture
-def start_rallyrun(tmp_path: Path) -> Iterator[StartRallyrun]:
+def start_rallyrun(tmp_path: Path, private_tmpdir: Path) -> Iterator[StartRallyrun]:
     """``start_rallyrun(args, env=…)`` starts the real command and gives a handle: ``wait_for``, ``wait_for_line``, ``wait``."""
     running: list[RunningRallyrun] = []
 
@@ -336,5 +339,8 @@ def start_rallyrun(tmp_path: Path) -> Iterator[StartRallyrun]:
         return running[-1]
 
     yield start
-    for process in running:
-        process.end()
+    for one in running:
+        one.end()
+    if any(one.process.returncode == -signal.SIGKILL for one in running):
+        for folder in private_tmpdir.glob("rallypoint_*"):  # whoever is killed cannot clear up a folder without logs
+            shutil.rmtree(folder)

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import ast
+import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
+
+import rallypoint
 
 # From the top to the bottom; a module may import its own layer and those below it.
 LAYERS = (
@@ -107,17 +111,22 @@ def test_torch_is_never_imported(modules: dict[str, Any]) -> None:
     assert guilty == []
 
 
-def test_a_cold_start_imports_nothing_heavy() -> None:
-    """P38: what is loaded before the first worker is started leaves out all that costs milliseconds."""
+def test_the_launcher_alone_imports_nothing_heavy() -> None:
+    """P38: what is loaded with the launcher leaves out all that costs milliseconds."""
     program = f"import sys, {', '.join(HOT)}; print('\\n'.join(sys.modules))"
-    answer = subprocess.run([sys.executable, "-S", "-c", program], capture_output=True, text=True, check=True, env=with_source())
+    # Without site-packages, whose .pth files may import things of their own.
+    env = {**os.environ, "PYTHONPATH": str(Path(rallypoint.__file__).parents[1])}
+    command = [sys.executable, "-S", "-c", program]
+    answer = subprocess.run(command, capture_output=True, text=True, check=True, env=env, timeout=30)
     assert [name for name in TOO_HEAVY if name in answer.stdout.split()] == []
 
 
-def with_source() -> dict[str, str]:
-    """For an interpreter without site-packages, whose .pth files import things of their own."""
-    import os
-
-    import rallypoint
-
-    return {**os.environ, "PYTHONPATH": os.path.dirname(os.path.dirname(rallypoint.__file__))}
+def test_a_real_start_imports_nothing_heavy(start_rallyrun: Any) -> None:
+    """P38: nor is any of it imported on the way, up to the first line of a worker."""
+    worker = ["--no-python", "sh", "-c", "echo started >&2; exec sleep 60"]
+    job = start_rallyrun(["--standalone", "--nproc-per-node", "2", *worker], env={"PYTHONPROFILEIMPORTTIME": "1"})
+    job.wait_for_line("started")
+    lines = job.stderr.partition("started")[0].splitlines()
+    imported = {line.rpartition("|")[2].strip() for line in lines if line.startswith("import time:")}
+    assert "rallypoint.local_agent" in imported
+    assert [name for name in TOO_HEAVY if name in imported] == []

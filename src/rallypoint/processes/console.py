@@ -12,7 +12,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import TextIO
+from typing import NamedTuple, TextIO
 
 from rallypoint import report
 from rallypoint.processes.line_relay import InterruptFilter, LinePrefixer
@@ -36,12 +36,18 @@ class Speaker:
         self.has_ended = has_ended  # set once all that it had to say was shown
 
 
+class _Said(NamedTuple):
+    speaker: Speaker
+    lines: bytes
+    is_last: bool
+
+
 class ConsoleRelay:
     """Shows the lines of many speakers, in the order in which they were put."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._queue: deque[tuple[Speaker, bytes | None]] = deque()  # lines of a speaker, or None for its end
+        self._queue: deque[_Said] = deque()
         self._queued_bytes = 0
         self._thread: threading.Thread | None = None
         self._is_closing = False
@@ -50,19 +56,22 @@ class ConsoleRelay:
         self._failed = Std.NONE
         self.hides_interrupts = False
 
-    def put(self, speaker: Speaker, lines: bytes | None) -> None:
-        """Show these whole lines soon; None ends the speaker's last line. Waits while too much is waiting already."""
+    def put(self, speaker: Speaker, lines: bytes, is_last: bool = False) -> None:
+        """Show these whole lines soon; the last ones need not be whole. Waits while too much is waiting already."""
         with self._changed:
             while self._queued_bytes > MAX_QUEUED_BYTES and not self._is_silent:
                 self._changed.wait()
             if self._is_silent:
                 return
-            self._queue.append((speaker, lines))
-            self._queued_bytes += len(lines or b"")
+            if self._thread is None and not lines:  # many a run has nothing to show, and needs no thread
+                speaker.has_ended.set()
+                return
+            self._queue.append(_Said(speaker, lines, is_last))
+            self._queued_bytes += len(lines)
             self._changed.notify_all()
-        if self._thread is None:  # most runs are over before anything was to be shown
-            self._thread = threading.Thread(target=self._run, name="rallypoint-console", daemon=True)
-            self._thread.start()
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="rallypoint-console", daemon=True)
+                self._thread.start()
 
     def close(self, timeout_s: float) -> bool:
         """Give the console this time to take what is left; says whether it did. Nothing that comes later is shown."""
@@ -78,13 +87,12 @@ class ConsoleRelay:
 
     def _run(self) -> None:
         while batch := self._take_all():
-            for speaker, lines in batch:
-                if lines is None:
-                    self._end(speaker)
-                else:
-                    self._show(speaker, lines)
+            for speaker, lines, is_last in batch:
+                self._show(speaker, self._worth_showing(speaker, lines, is_last), is_last)
+                if is_last:
+                    speaker.has_ended.set()
 
-    def _take_all(self) -> list[tuple[Speaker, bytes | None]]:
+    def _take_all(self) -> list[_Said]:
         """Everything that waits, and nothing only at the end."""
         with self._changed:
             while not (self._queue or self._is_closing):
@@ -95,32 +103,25 @@ class ConsoleRelay:
             self._changed.notify_all()
             return batch
 
-    def _show(self, speaker: Speaker, lines: bytes) -> None:
+    def _worth_showing(self, speaker: Speaker, lines: bytes, is_last: bool) -> bytes:
         if self.hides_interrupts and speaker.stream == Std.ERR:
             lines = speaker.interrupts.feed(lines)
-        self._write_lines(speaker, lines)
+        return lines + speaker.interrupts.rest() if is_last else lines
 
-    def _end(self, speaker: Speaker) -> None:
-        self._write_lines(speaker, speaker.interrupts.rest())
-        self._end_line(speaker)
-        speaker.has_ended.set()
-
-    def _write_lines(self, speaker: Speaker, lines: bytes) -> None:
-        if not lines:
+    def _show(self, speaker: Speaker, lines: bytes, is_last: bool) -> None:
+        """In one piece, the missing newline of a last line included: other processes may write to the same console."""
+        text = speaker.prefixer.feed(lines)
+        if is_last:
+            text += speaker.prefixer.end_line()
+        if not text:
             return
         if self._inside_line is not None and self._inside_line is not speaker:
-            self._end_line(self._inside_line)
-        text = speaker.prefixer.feed(lines)
+            self._write(self._inside_line, self._inside_line.prefixer.end_line())
         self._inside_line = speaker if speaker.prefixer.is_inside_line else None
         self._write(speaker, text)
 
-    def _end_line(self, speaker: Speaker) -> None:
-        if self._inside_line is speaker:
-            self._inside_line = None
-        self._write(speaker, speaker.prefixer.end_line())
-
     def _write(self, speaker: Speaker, text: bytes) -> None:
-        if not text or self._is_silent or speaker.write is None:
+        if self._is_silent or speaker.write is None:
             return
         try:
             speaker.write(text)

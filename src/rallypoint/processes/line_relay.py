@@ -103,22 +103,16 @@ class InterruptFilter:
     the above exception …"), for they are one story. What grows too long to hold is shown after all.
     """
 
-    _IGNORED = b"Exception ignored "
     _TRACEBACK = b"Traceback (most recent call last)"
-    _OPENERS = (_TRACEBACK, _IGNORED)
-    _CONTINUERS = (
-        b" ",
-        b"\t",
-        _TRACEBACK,
-        b"During handling of the above exception",
-        b"The above exception was the direct cause",
-    )
+    _OPENERS = (_TRACEBACK, b"Exception ignored ")
+    _LINKS = (b"During handling of the above exception", b"The above exception was the direct cause")
 
     def __init__(self, max_held_bytes: int = MAX_TRACEBACK_BYTES) -> None:
         self._max_held_bytes = max_held_bytes
         self._held: list[bytes] = []
         self._held_bytes = 0
-        self._has_ended = False  # the held traceback is complete, and is not an interrupt
+        self._has_ended = False  # the held traceback has its last line, which names no interrupt
+        self._is_linked = False  # and another one is announced
 
     def feed(self, lines: bytes) -> bytes:
         if not self._held and not any(opener in lines for opener in self._OPENERS):
@@ -130,14 +124,19 @@ class InterruptFilter:
         rest = b"".join(self._held)
         self._held.clear()
         self._held_bytes = 0
-        self._has_ended = False
+        self._has_ended = self._is_linked = False
         return rest
 
     def _step(self, line: bytes) -> bytes:
         if not self._held:
             return self._hold(line) if line.startswith(self._OPENERS) else line
-        if line.startswith(self._CONTINUERS) or line.isspace():
-            self._has_ended = self._has_ended and not line.startswith(self._TRACEBACK)
+        if line.startswith(self._LINKS):
+            self._is_linked = True
+            return self._hold(line)
+        if line.startswith(self._TRACEBACK) and (self._is_linked or not self._has_ended):
+            self._has_ended = self._is_linked = False
+            return self._hold(line)
+        if line.isspace() or line.startswith((b" ", b"\t")):
             return self._hold(line)
         if self._has_ended:
             return self.rest() + self._step(line)

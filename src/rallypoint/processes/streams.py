@@ -25,7 +25,7 @@ from rallypoint.processes.log_specs import Std
 
 __all__ = ["Route", "StreamPump", "console_writer"]
 
-READ_BYTES = 1024 * 1024
+READ_BYTES = 512 * 1024
 LAST_BLOCKS_TIMEOUT_S = 1.0  # for log files, when the console has used up its time
 
 
@@ -49,8 +49,8 @@ class _Stream:
         self.fd = fd
         self.log = log
         self.filtered = filtered
-        self.prefix = route.prefix.encode()
-        self.needles = tuple(needle.encode() for needle in route.filters)
+        self.prefix = os.fsencode(route.prefix)  # as it came from the command line, which need not be valid text
+        self.needles = tuple(os.fsencode(needle) for needle in route.filters)
         self.drained = threading.Event()
         self.speaker = Speaker(route.console, self.prefix, route.stream, self.drained) if route.console else None
         self.cutter = LineCutter()
@@ -74,11 +74,11 @@ class StreamPump:
         self._streams: list[_Stream] = []  # all there ever were, so that their tails can be asked for
         self._files: dict[str, LogFile] = {}
         self._opened: deque[_Stream] = deque()  # not yet taken over by the thread
-        self._ended_ranks: deque[int] = deque()
+        self._ended: deque[_Stream] = deque()
         self._open: dict[int, _Stream] = {}  # the thread's own: by the descriptor that it reads
         self._poll = select.poll()
         self._wake_read_fd = self._wake_write_fd = -1
-        self._thread: threading.Thread | None = None
+        self._thread = threading.Thread(target=self._run, name="rallypoint-streams", daemon=True)
 
     def open(self, route: Route) -> int:
         """A pipe for this stream: the end that the worker writes to, which the caller hands on and then closes."""
@@ -94,18 +94,16 @@ class StreamPump:
         self._wake()
         return write_fd
 
-    def start(self) -> threading.Thread:
+    def start(self) -> None:
         self._wake_read_fd, self._wake_write_fd = os.pipe()
         os.set_blocking(self._wake_write_fd, False)
         self._poll.register(self._wake_read_fd, select.POLLIN)
-        self._thread = threading.Thread(target=self._run, name="rallypoint-streams", daemon=True)
         self._thread.start()
         self._wake()
-        return self._thread
 
     def worker_ended(self, local_rank: int) -> None:
         """Nothing more is expected of this worker: carry what it has left, although its children may keep the pipe open."""
-        self._ended_ranks.append(local_rank)
+        self._ended.extend(self._of_rank(local_rank))
         self._wake()
 
     def wait_drained(self, local_rank: int, timeout_s: float) -> bool:
@@ -125,14 +123,17 @@ class StreamPump:
     def close(self, timeout_s: float) -> bool:
         """Carry what is left, to the console for at most `timeout_s`, and release everything; says whether all of it arrived."""
         deadline = time.monotonic() + timeout_s
-        thread = self._thread or self.start()
+        if self._thread.ident is None:
+            if not self._streams:
+                return True
+            self.start()
         if self._wake_write_fd >= 0:
             os.close(self._wake_write_fd)
             self._wake_write_fd = -1
-        thread.join(timeout_s)
+        self._thread.join(timeout_s)
         has_shown_all = self._console.close(max(0.0, deadline - time.monotonic()))
-        thread.join(LAST_BLOCKS_TIMEOUT_S)
-        return has_shown_all and not thread.is_alive()
+        self._thread.join(LAST_BLOCKS_TIMEOUT_S)
+        return has_shown_all and not self._thread.is_alive()
 
     def _of_rank(self, local_rank: int) -> list[_Stream]:
         return [stream for stream in self._streams if stream.route.local_rank == local_rank]
@@ -170,13 +171,13 @@ class StreamPump:
                 is_open = bool(os.read(fd, READ_BYTES))
             else:
                 self._carry_block(self._open[fd])
+        ended = [self._ended.popleft() for _ in range(len(self._ended))]  # first: whoever ended had been opened before
         while self._opened:
             stream = self._opened.popleft()
             self._open[stream.fd] = stream
             self._poll.register(stream.fd, select.POLLIN)
-        while self._ended_ranks:
-            for stream in self._of_rank(self._ended_ranks.popleft()):
-                self._finish(stream)
+        for stream in ended:
+            self._finish(stream)
         return is_open
 
     def _carry_block(self, stream: _Stream) -> int:
@@ -195,11 +196,11 @@ class StreamPump:
             self._carry_lines(stream, stream.cutter.feed(block))
         return len(block)
 
-    def _carry_lines(self, stream: _Stream, lines: bytes) -> None:
-        if lines and stream.filtered is not None:
+    def _carry_lines(self, stream: _Stream, lines: bytes, is_last: bool = False) -> None:
+        if stream.filtered is not None:
             stream.filtered.write(matching_lines(lines, stream.needles, stream.prefix))
-        if lines and stream.speaker is not None:
-            self._console.put(stream.speaker, lines)
+        if stream.speaker is not None and (lines or is_last):
+            self._console.put(stream.speaker, lines, is_last)
 
     def _finish(self, stream: _Stream) -> None:
         """Carry what is in the pipe. The worker has left no more than the pipe holds; what its children add may never end."""
@@ -215,10 +216,8 @@ class StreamPump:
         self._poll.unregister(stream.fd)
         os.close(stream.fd)
         stream.fd = -1
-        self._carry_lines(stream, stream.cutter.rest())
-        if stream.speaker is not None:
-            self._console.put(stream.speaker, None)
-        else:
+        self._carry_lines(stream, stream.cutter.rest(), is_last=True)
+        if stream.speaker is None:
             stream.drained.set()
 
 

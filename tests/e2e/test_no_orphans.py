@@ -1,0 +1,300 @@
+"""However the launcher ends, nothing that it started is left, nor anything that that has started."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import rallypoint
+
+NOBODY = 65534
+GONE_WITHIN_S = 5.0
+
+# A worker with a child, a grandchild in a session of its own, a daemon, and a daemon of that daemon. None of them listens to
+# polite signals, and the daemons have let go of everything that they inherited.
+FAMILY = """
+import os, signal, time
+
+def live(word):
+    for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT"):
+        signal.signal(signal.Signals[name], signal.SIG_IGN)
+    os.write(1, f"{word} {os.getpid()}\\n".encode())
+    if "daemon" in word:
+        os.chdir("/")
+        os.closerange(0, 256)
+    while True:
+        time.sleep(600)
+
+def become_daemon():
+    if os.fork():
+        os._exit(0)
+    os.setsid()
+    if os.fork():
+        os._exit(0)
+
+if os.fork() == 0:
+    if os.fork() == 0:
+        os.setsid()
+        live("grandchild")
+    live("child")
+if os.fork() == 0:
+    become_daemon()
+    if os.fork() == 0:
+        become_daemon()
+        live("daemon_again")
+    live("daemon")
+live("worker")
+"""
+MEMBERS = ("worker", "child", "grandchild", "daemon", "daemon_again")
+
+
+def whole_family(numbers: Any, workers: int, text: str) -> list[int]:
+    """Everybody's process id, once all are there."""
+    pids = {word: numbers(word, text) for word in MEMBERS}
+    complete = all(len(found) == workers for found in pids.values())
+    return [pid for found in pids.values() for pid in found] if complete else []
+
+
+def test_the_agent_is_killed(start_rallyrun: Any, script: Any, numbers: Any, marked: Any, wait_until: Any, alive: Any):
+    """P09: children, grandchildren in new sessions and daemons of daemons are gone within 5 s of `kill -9`."""
+    job = start_rallyrun(["--standalone", "--nproc-per-node", "2", script(FAMILY)])
+    family = job.wait_for(lambda: whole_family(numbers, 2, job.stdout))
+    job.send_signal(signal.SIGKILL)
+    assert job.wait() == -signal.SIGKILL
+    wait_until(lambda: not any(map(alive, family)), GONE_WITHIN_S)
+    wait_until(lambda: not marked(), GONE_WITHIN_S)
+
+
+@pytest.mark.parametrize("start_method", ["spawn", "fork", "forkserver"])
+def test_the_agent_of_functions_is_killed(
+    start_command: Any, script: Any, numbers: Any, marked: Any, wait_until: Any, start_method: str
+):
+    """P09: the same for functions, whose agent is the user's own program."""
+    program = script(f"""
+        import runpy, sys
+        from rallypoint import LaunchConfig, elastic_launch
+
+        def work(path):
+            runpy.run_path(path, run_name="family")
+
+        if __name__ == "__main__":
+            config = LaunchConfig(1, 1, 2, rdzv_backend="c10d", rdzv_endpoint="localhost:0", start_method="{start_method}")
+            elastic_launch(config, work)(sys.argv[1])
+        """)
+    job = start_command([sys.executable, str(program), str(script(FAMILY, "family.py"))])
+    wait_until(lambda: whole_family(numbers, 2, job.stdout))
+    job.process.kill()
+    assert job.wait() == -signal.SIGKILL
+    wait_until(lambda: not marked(), GONE_WITHIN_S)
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder that everybody may use; pytest's own are closed to others."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as name:
+        os.chmod(name, 0o777)
+        yield Path(name)
+
+
+def interpreter_for_nobody(env: dict[str, str]) -> str:
+    """An interpreter that an unprivileged user can run this very package with."""
+    for python in (sys.executable, "/usr/bin/python3"):
+        probe = [python, "-c", "import sys; assert sys.version_info >= (3, 10); import rallypoint.cli"]
+        try:
+            ended = subprocess.run(probe, user=NOBODY, group=NOBODY, extra_groups=[], env=env, cwd="/", capture_output=True)
+        except OSError:
+            continue
+        if ended.returncode == 0:
+            return python
+    pytest.skip("no interpreter with this package can be run by the user nobody")
+
+
+@pytest.mark.root
+def test_the_agent_of_an_unprivileged_user_is_killed(
+    start_command: Any, numbers: Any, marked: Any, wait_until: Any, open_folder: Path
+):
+    """P09: neither root nor a writable cgroup is needed."""
+    package = Path(rallypoint.__file__).parents[1]
+    env = {**os.environ, "PYTHONPATH": str(package), "PYTHONDONTWRITEBYTECODE": "1", "TMPDIR": str(open_folder)}
+    python = interpreter_for_nobody(env)
+    worker = open_folder / "family.py"
+    worker.write_text(FAMILY)
+    command = [python, "-m", "rallypoint", "run", "--standalone", "--nproc-per-node", "2", str(worker)]
+    job = start_command(command, env=env, cwd=open_folder, user=NOBODY, group=NOBODY, extra_groups=[])
+    family = wait_until(lambda: whole_family(numbers, 2, job.stdout))
+    assert {os.stat(f"/proc/{pid}").st_uid for pid in family} == {NOBODY}
+    job.process.kill()
+    assert job.wait() == -signal.SIGKILL
+    wait_until(lambda: not marked(), GONE_WITHIN_S)
+
+
+def test_the_agent_is_killed_at_any_moment_of_the_start(
+    start_rallyrun: Any, script: Any, processes: Any, marked: Any, wait_until: Any
+):
+    """P09: also while the warden comes up, and while workers are being forked."""
+    worker = script(FAMILY)
+    dice = random.Random(9)
+    for _ in range(12):
+        job = start_rallyrun(["--standalone", "--nproc-per-node", "4", worker])
+        job.wait_for(lambda job=job: processes.children(job.pid))
+        kill_at = time.monotonic() + dice.uniform(0, 0.15)
+        wait_until(lambda at=kill_at: time.monotonic() >= at)
+        job.send_signal(signal.SIGKILL)
+        assert job.wait() == -signal.SIGKILL
+        wait_until(lambda: not marked(), GONE_WITHIN_S)
+
+
+@pytest.mark.parametrize("restarts", [0, 1])
+def test_the_warden_is_killed(
+    start_rallyrun: Any, script: Any, numbers: Any, processes: Any, wait_until: Any, alive: Any, marked: Any, restarts: int
+):
+    """P09: the kernel kills the workers, and the launcher says so and goes on as after any failure."""
+    worker = script("""
+        import os, time
+        os.write(1, f"worker {os.getpid()}\\n".encode())
+        if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+            time.sleep(60)
+        """)
+    job = start_rallyrun(["--standalone", "--nproc-per-node", "3", "--max-restarts", str(restarts), worker])
+    workers = job.wait_for(lambda: len(pids := numbers("worker", job.stdout)) == 3 and pids)
+    os.kill(processes.warden(job.pid), signal.SIGKILL)
+    wait_until(lambda: not any(map(alive, workers)), GONE_WITHIN_S)
+    assert job.wait() == (0 if restarts else 1)
+    assert len(numbers("worker", job.stdout)) == 3 * (1 + restarts)
+    assert "warden" in job.stderr
+    assert "Traceback" not in job.stderr
+    wait_until(lambda: not marked(), GONE_WITHIN_S)
+
+
+def test_the_warden_is_killed_while_workers_have_children(
+    start_rallyrun: Any, script: Any, numbers: Any, processes: Any, wait_until: Any, alive: Any, marked: Any
+):
+    """P09: nobody is left who could find the workers' own children at once, but the launcher's end is the end of them too."""
+    job = start_rallyrun(["--standalone", "--nproc-per-node", "2", script(FAMILY)])
+    job.wait_for(lambda: whole_family(numbers, 2, job.stdout))
+    workers = numbers("worker", job.stdout)
+    os.kill(processes.warden(job.pid), signal.SIGKILL)
+    wait_until(lambda: not any(map(alive, workers)), GONE_WITHIN_S)
+    assert job.wait() == 1
+    wait_until(lambda: not marked(), GONE_WITHIN_S)
+
+
+def test_the_warden_is_killed_before_the_first_worker(
+    start_rallyrun: Any, script: Any, processes: Any, marked: Any, wait_until: Any
+):
+    """P09: no orphan and no hang; the job fails in one way or runs in another."""
+    worker = script("print('ran')")
+    for _ in range(8):
+        job = start_rallyrun(["--standalone", "--nproc-per-node", "2", worker])
+        warden = job.wait_for(lambda job=job: next(iter(processes.children(job.pid)), None))
+        os.kill(warden, signal.SIGKILL)
+        assert job.wait() in (0, 1)
+        assert "Traceback" not in job.stderr
+        wait_until(lambda: not marked(), GONE_WITHIN_S)
+
+
+LEAVES_DAEMON = """
+import os, signal, sys, time
+attempt = os.environ["TORCHELASTIC_RESTART_COUNT"]
+{before}
+read_end, write_end = os.pipe()
+if os.fork() == 0:
+    os.setsid()
+    if os.fork():
+        os._exit(0)
+    {in_daemon}
+    os.write(1, f"daemon {{os.getpid()}}\\n".encode())
+    os.write(write_end, b"!")
+    time.sleep(600)
+os.read(read_end, 1)
+{after}
+"""
+
+
+@pytest.mark.parametrize("in_daemon", ["pass", "signal.signal(signal.SIGTERM, signal.SIG_IGN)"], ids=["polite", "stubborn"])
+def test_a_worker_that_succeeds_leaves_a_daemon(
+    rallyrun: Any, script: Any, numbers: Any, alive: Any, marked: Any, in_daemon: str
+):
+    """P09: a job that is over has no process any more, and what it left does not delay its end beyond the shutdown time."""
+    worker = script(LEAVES_DAEMON.format(before="", in_daemon=in_daemon, after=""))
+    started_at = time.monotonic()
+    ended = rallyrun(["--standalone", "--nproc-per-node", "2", "--shutdown-timeout", "1", worker])
+    took_s = time.monotonic() - started_at
+    daemons = numbers("daemon", ended.stdout)
+    assert (ended.returncode, len(daemons)) == (0, 2), ended.stderr
+    assert not any(map(alive, daemons))
+    assert took_s < 3.0
+    assert not marked()
+
+
+def test_daemons_are_gone_before_the_next_attempt(rallyrun: Any, script: Any, numbers: Any, marked: Any, tmp_path: Path):
+    """P09: between restarts too, so that an attempt never meets the last one's processes."""
+    before = f"""
+folder = {str(tmp_path)!r}
+if attempt != "0":
+    for name in os.listdir(folder):
+        if name.startswith("daemon."):
+            alive = os.path.exists("/proc/" + name.partition(".")[2])
+            os.write(1, b"still there\\n" if alive else b"gone 1\\n")
+    sys.exit(0)
+"""
+    in_daemon = f"open({str(tmp_path)!r} + f'/daemon.{{os.getpid()}}', 'w').close()"
+    worker = script(LEAVES_DAEMON.format(before=before, in_daemon=in_daemon, after="sys.exit(3)"))
+    ended = rallyrun(["--standalone", "--max-restarts", "1", worker])
+    assert ended.returncode == 0, ended.stderr
+    assert numbers("gone", ended.stdout) == [1]
+    assert "still there" not in ended.stdout
+    assert not marked()
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", ">&- <&-", ">&- <&- 2>&-"])
+def test_started_with_closed_streams(
+    start_command: Any, rallyrun_command: Any, script: Any, tmp_path: Path, marked: Any, wait_until: Any, closed: str
+):
+    """P09: as some schedulers and daemons start it; workers get none of the launcher's own descriptors in their place."""
+    worker = script("""
+        import os, sys
+        held = {}
+        for fd in os.listdir("/proc/self/fd"):
+            try:
+                held[fd] = os.readlink(f"/proc/self/fd/{fd}")
+            except OSError:
+                pass
+        print("a line for stdout")
+        print("a line for stderr", file=sys.stderr)
+        with open(f"held.{os.environ['RANK']}", "w") as file:
+            file.write(" ".join(f"{fd}={what}" for fd, what in held.items()))
+        """)
+    command = " ".join(f"'{word}'" for word in rallyrun_command("--standalone", "--nproc-per-node", "2", worker))
+    job = start_command(["sh", "-c", f"exec {command} {closed}"])
+    assert job.wait(20) == 0, job.stderr
+    for rank in range(2):
+        held = (tmp_path / f"held.{rank}").read_text()
+        assert "socket:" not in held, "a worker holds the line between the launcher and its warden"
+    assert job.stdout.count("a line for stdout\n") == (0 if " >&-" in f" {closed}" else 2)
+    assert job.stderr.count("a line for stderr\n") == (0 if "2>&-" in closed else 2)
+    wait_until(lambda: not marked(), GONE_WITHIN_S)
+
+
+def test_what_a_worker_inherits(rallyrun: Any, script: Any):
+    """P09: three streams and nothing else, so that no process holds a pipe or a socket of the launcher's."""
+    worker = script("""
+        import os
+        for fd in os.listdir("/proc/self/fd"):
+            if int(fd) > 2 and os.path.exists(f"/proc/self/fd/{fd}"):
+                print("inherited", os.readlink(f"/proc/self/fd/{fd}"))
+        """)
+    for flags in ([], ["--tee", "3", "--log-dir", "logs"], ["--redirects", "3", "--log-dir", "logs"]):
+        ended = rallyrun(["--standalone", "--nproc-per-node", "3", *flags, worker])
+        assert ended.returncode == 0, ended.stderr
+        assert "inherited" not in ended.stdout
