@@ -8,11 +8,23 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
+from collections import namedtuple
 from collections.abc import Callable
 from functools import wraps
-from typing import NamedTuple, ParamSpec, TypeVar, overload
 
 from rallypoint.errors import UsageError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import ParamSpec, TypeVar, overload
+
+    P = ParamSpec("P")
+    R = TypeVar("R")
+else:
+
+    def overload(fn):
+        return fn
+
 
 __all__ = [
     "ConsoleMetricHandler",
@@ -31,19 +43,11 @@ __all__ = [
     "put_metric",
 ]
 
-P = ParamSpec("P")
-R = TypeVar("R")
-
 DEFAULT_GROUP = "torchelastic"
 
 
-class MetricData(NamedTuple):
-    """One value of one metric; the timestamp is in seconds since 1970."""
-
-    timestamp: float
-    group_name: str
-    name: str
-    value: float
+# One value of one metric; the timestamp is in seconds since 1970.
+MetricData = namedtuple("MetricData", ["timestamp", "group_name", "name", "value"])
 
 
 class MetricHandler(ABC):

@@ -12,12 +12,15 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import TextIO
 
 from rallypoint import report
 from rallypoint.processes.line_relay import InterruptFilter, LinePrefixer
 from rallypoint.processes.log_file import enlarge_pipe, write_all
 from rallypoint.processes.log_specs import Std
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import TextIO
 
 __all__ = ["Console", "ConsoleRelay", "Speaker", "console_writer"]
 
