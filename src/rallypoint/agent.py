@@ -9,7 +9,6 @@ from __future__ import annotations
 import signal
 import time
 from abc import ABC, abstractmethod
-from typing import Any
 
 from rallypoint import defaults, report
 from rallypoint.agent_records import AgentRecords
@@ -23,6 +22,10 @@ from rallypoint.rendezvous.handler import RendezvousInfo, WakingHandler
 from rallypoint.role_info import _RoleInstanceInfo
 from rallypoint.store import barriers
 from rallypoint.workers import RunResult, Worker, WorkerGroup, WorkerSpec, WorkerState
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 __all__ = ["DEFAULT_ROLE", "ElasticAgent", "SimpleElasticAgent"]
 
@@ -225,10 +228,11 @@ class SimpleElasticAgent(AgentRecords, ElasticAgent):
         """Tell all agents our role and number of workers, and compute our ranks from theirs."""
         members = [Member(spec.role, spec.local_world_size)]
         if group_world_size > 1:
-            mine = _RoleInstanceInfo(spec.role, group_rank, spec.local_world_size).serialize()
-            told = barriers.synchronize(store, mine, group_rank, group_world_size, _ROLE_INFO_PREFIX)
+            my_info = _RoleInstanceInfo(spec.role, group_rank, spec.local_world_size).serialize()
+            told = barriers.synchronize(store, my_info, group_rank, group_world_size, _ROLE_INFO_PREFIX)
             members = [Member(info.role, info.local_world_size) for info in map(_RoleInstanceInfo.deserialize, told)]
-        return [Worker(*ranks) for ranks in assign(members, group_rank if group_world_size > 1 else 0)]
+        mine = assign(members, group_rank if group_world_size > 1 else 0)
+        return [Worker(w.local_rank, w.global_rank, w.role_rank, w.world_size, w.role_world_size) for w in mine]
 
     def _exit_barrier(self) -> None:
         """Stay until all agents are done, or for the exit barrier's time: whoever leaves early would look like a lost node."""

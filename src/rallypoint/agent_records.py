@@ -6,11 +6,14 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from rallypoint.events import Event, EventSource, is_recorded, record
 from rallypoint.metrics import put_metric
 from rallypoint.workers import RunResult, Worker, WorkerGroup, WorkerState
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 __all__ = ["AgentRecords"]
 

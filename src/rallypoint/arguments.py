@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any, NamedTuple, TypeVar
 
 from rallypoint import command_line, defaults, report
 from rallypoint.config import LaunchConfig, resolve_shutdown_timeout
@@ -18,14 +17,19 @@ from rallypoint.devices import allowed_cpus, determine_local_world_size
 from rallypoint.entry_point import EntryPoint, entry_point
 from rallypoint.errors import UsageError
 from rallypoint.processes.log_specs import DefaultLogsSpecs, LogsSpecs, Std, check_log_dir
+from rallypoint.records import Value
 from rallypoint.rendezvous import registry
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, TypeVar
+
+    T = TypeVar("T")
 
 __all__ = ["config_from_args", "get_rdzv_endpoint", "parse_min_max_nnodes", "threads_per_worker"]
 
-Value = TypeVar("Value")
 
-
-class Meeting(NamedTuple):
+class Meeting(Value):
     """How many nodes meet, and where and how."""
 
     min_nodes: int
@@ -108,7 +112,7 @@ def threads_per_worker(asked: str | None, workers: int, already_set: bool, cpus:
     return None if already_set or workers == 1 else 1
 
 
-def _read(args: SimpleNamespace, dest: str, convert: Callable[[Any], Value]) -> Value:
+def _read(args: SimpleNamespace, dest: str, convert: Callable[[Any], T]) -> T:
     """The value of one flag, converted; what is wrong with it is told by the name of the flag or variable."""
     try:
         return convert(getattr(args, dest))

@@ -11,13 +11,16 @@ import os
 import sys
 from collections.abc import Sequence
 from types import SimpleNamespace
-from typing import Any
 
 from rallypoint import command_line, defaults, errors, report
 from rallypoint.arguments import config_from_args, get_rdzv_endpoint, parse_min_max_nnodes
 from rallypoint.devices import determine_local_world_size
 from rallypoint.entry_point import get_use_env, run_script_path
 from rallypoint.errors import ExitCode
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 __all__ = [
     "config_from_args",

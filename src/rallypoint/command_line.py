@@ -13,10 +13,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
-from typing import Any
 
 from rallypoint.errors import UsageError
-from rallypoint.options import BY_NAME, OPTIONS, Kind, Option
+from rallypoint.options import BY_NAME, OPTIONS, Option
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from rallypoint.options import Kind
 
 __all__ = ["closest", "complete", "parse", "source"]
 

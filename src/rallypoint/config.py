@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import os
 import signal
-from dataclasses import dataclass, field
-from typing import Any
 
 from rallypoint import defaults
 from rallypoint.errors import UsageError
 from rallypoint.processes.log_specs import DefaultLogsSpecs, LogsSpecs
+from rallypoint.records import Record, field
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 __all__ = ["LaunchConfig", "resolve_shutdown_timeout"]
 
@@ -23,8 +26,7 @@ _UNCATCHABLE = ("SIGKILL", "SIGSTOP")
 _NOT_SETTINGS = ("backend", "endpoint", "run_id", "min_nodes", "max_nodes", "local_addr", "self")
 
 
-@dataclass
-class LaunchConfig:
+class LaunchConfig(Record):
     """How to launch a job on this node.
 
     min_nodes, max_nodes: how few nodes may run the job, and how many will.
@@ -60,13 +62,13 @@ class LaunchConfig:
     role: str = defaults.ROLE_API
     rdzv_endpoint: str = ""
     rdzv_backend: str = defaults.BACKEND_API
-    rdzv_configs: dict[str, Any] = field(default_factory=dict)
+    rdzv_configs: dict[str, Any] = field(factory=dict)
     rdzv_timeout: int = defaults.RDZV_TIMEOUT_UNSET
     max_restarts: int = defaults.MAX_RESTARTS_API
     monitor_interval: float = defaults.MONITOR_INTERVAL_S
     start_method: str = defaults.START_METHOD
     log_line_prefix_template: str | None = None
-    metrics_cfg: dict[str, str] = field(default_factory=dict)
+    metrics_cfg: dict[str, str] = field(factory=dict)
     local_addr: str | None = None
     event_log_handler: str = defaults.EVENT_LOG_HANDLER
     numa_options: Any = None
@@ -78,7 +80,7 @@ class LaunchConfig:
 
     exit_barrier_timeout: float = field(default=defaults.EXIT_BARRIER_TIMEOUT_S, kw_only=True)
     log_max_bytes: int | None = field(default=None, kw_only=True)
-    worker_env: dict[str, str] = field(default_factory=dict, kw_only=True)
+    worker_env: dict[str, str] = field(factory=dict, kw_only=True)
 
     def __post_init__(self) -> None:
         self._check_counts()

@@ -9,13 +9,15 @@ that the workers will see.
 from __future__ import annotations
 
 import os
-import re
 import sys
 from collections.abc import Mapping
-from typing import Any
 
 from rallypoint import defaults
 from rallypoint.errors import UsageError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 __all__ = ["allowed_cpus", "determine_local_world_size", "visible_gpus", "visible_xpus"]
 
@@ -46,7 +48,7 @@ def allowed_cpus() -> int:
 
 def visible_gpus(root: str = "/", environ: Mapping[str, str] = os.environ) -> int:
     """NVIDIA GPUs that a CUDA program started here would see."""
-    nodes = [name for name in _names(root, "dev") if re.fullmatch(r"nvidia\d+", name)]
+    nodes = [name for name in _names(root, "dev") if name.startswith("nvidia") and name.removeprefix("nvidia").isdigit()]
     # A driver that nobody has used since boot has made no device nodes yet, but lists its devices.
     present = len(nodes) or len(_names(root, "proc/driver/nvidia/gpus"))
     return _chosen(environ.get(defaults.ENV_CUDA_VISIBLE_DEVICES), present)

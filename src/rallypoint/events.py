@@ -11,13 +11,13 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING
 
 from rallypoint import defaults
 from rallypoint.errors import UsageError
+from rallypoint.records import Record, field
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     import logging
 
@@ -71,14 +71,13 @@ class _Serializable:
         return json.dumps(vars(self))
 
 
-@dataclass
-class Event(_Serializable):
+class Event(_Serializable, Record):
     """Something that happened; the timestamp is in milliseconds since 1970."""
 
     name: str
     source: EventSource
     timestamp: int = 0
-    metadata: dict[str, EventMetadataValue] = field(default_factory=dict)
+    metadata: dict[str, EventMetadataValue] = field(factory=dict)
 
     @staticmethod
     def deserialize(data: str | Event) -> Event:
@@ -91,8 +90,7 @@ class Event(_Serializable):
         return Event(**{**fields, "source": EventSource(fields["source"])})
 
 
-@dataclass
-class RdzvEvent(_Serializable):
+class RdzvEvent(_Serializable, Record):
     """Something that happened while nodes were meeting."""
 
     name: str

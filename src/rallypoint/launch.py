@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from rallypoint import defaults, events, metrics, report
 from rallypoint.config import LaunchConfig, resolve_shutdown_timeout
@@ -19,9 +18,13 @@ from rallypoint.rendezvous.endpoint import parse_rendezvous_endpoint
 from rallypoint.rendezvous.handler import RendezvousParameters
 from rallypoint.workers import RunResult, WorkerSpec
 
-__all__ = ["LaunchConfig", "elastic_launch", "launch_agent"]
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
-Entrypoint = Callable[..., Any] | str | None
+    Entrypoint = Callable[..., Any] | str | None
+
+__all__ = ["LaunchConfig", "elastic_launch", "launch_agent"]
 
 
 class elastic_launch:  # the name is part of the contract

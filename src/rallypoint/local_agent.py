@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from typing import Any
 
 from rallypoint import defaults, report
 from rallypoint.agent import SimpleElasticAgent
@@ -19,6 +18,10 @@ from rallypoint.processes.subprocesses import start_processes
 from rallypoint.processes.warded import WardedContext
 from rallypoint.rendezvous.handler import WakingHandler
 from rallypoint.workers import RunResult, WorkerGroup, WorkerSpec, WorkerState
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 __all__ = ["LocalElasticAgent"]
 

@@ -8,11 +8,23 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
+from collections import namedtuple
 from collections.abc import Callable
 from functools import wraps
-from typing import NamedTuple, ParamSpec, TypeVar, overload
 
 from rallypoint.errors import UsageError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import ParamSpec, TypeVar, overload
+
+    P = ParamSpec("P")
+    R = TypeVar("R")
+else:
+
+    def overload(fn):
+        return fn
+
 
 __all__ = [
     "ConsoleMetricHandler",
@@ -31,19 +43,11 @@ __all__ = [
     "put_metric",
 ]
 
-P = ParamSpec("P")
-R = TypeVar("R")
-
 DEFAULT_GROUP = "torchelastic"
 
 
-class MetricData(NamedTuple):
-    """One value of one metric; the timestamp is in seconds since 1970."""
-
-    timestamp: float
-    group_name: str
-    name: str
-    value: float
+# One value of one metric; the timestamp is in seconds since 1970.
+MetricData = namedtuple("MetricData", ["timestamp", "group_name", "name", "value"])
 
 
 class MetricHandler(ABC):
@@ -127,8 +131,8 @@ def put_metric(metric_name: str, metric_value: float, metric_group: str = DEFAUL
 @overload
 def prof(fn: Callable[P, R], group: str = ...) -> Callable[P, R]: ...
 @overload
-def prof(fn: None = None, group: str = ...) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
-def prof(
+def prof(fn: None = None, group: str = ...) -> Callable[[Callable[P, R]], Callable[P, R]]: ...  # noqa: F811
+def prof(  # noqa: F811
     fn: Callable[P, R] | None = None, group: str = DEFAULT_GROUP
 ) -> Callable[P, R] | Callable[[Callable[P, R]], Callable[P, R]]:
     """Publish how long each call of a function takes and how it ends.

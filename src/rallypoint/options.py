@@ -8,13 +8,16 @@ underscores, and its environment variable is ``PET_`` and that attribute in capi
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
-
 from rallypoint import defaults
+from rallypoint.records import Value
 
-__all__ = ["BY_NAME", "GROUPS", "OPTIONS", "Kind", "Option"]
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Literal
 
-Kind = Literal["str", "int", "float", "flag", "choice", "list", "size"]
+    Kind = Literal["str", "int", "float", "flag", "choice", "list", "size"]
+
+__all__ = ["BY_NAME", "GROUPS", "OPTIONS", "Option"]
 
 JOB, RENDEZVOUS, STATIC, WORKERS, LOGS, ENDS, PROGRAM, ANSWERS = GROUPS = (
     "Size of the job",
@@ -30,7 +33,7 @@ JOB, RENDEZVOUS, STATIC, WORKERS, LOGS, ENDS, PROGRAM, ANSWERS = GROUPS = (
 _FILTERS = "comma-separated texts (a doubled comma stands for a comma); may be repeated"
 
 
-class Option(NamedTuple):
+class Option(Value):
     """One flag. `answers` marks a flag that is answered at once, without starting anything or reading what follows."""
 
     name: str

@@ -7,22 +7,23 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Any
 
 from rallypoint import defaults
 from rallypoint.errors import UsageError
+from rallypoint.records import Record, field
 from rallypoint.rendezvous.handler import RendezvousHandler
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from rallypoint.processes.failures import ProcessFailure
 
 __all__ = ["RunResult", "Worker", "WorkerGroup", "WorkerSpec", "WorkerState"]
 
 
-@dataclass
-class WorkerSpec:
+class WorkerSpec(Record):
     """What the workers of one role on this node run, and how they are looked after."""
 
     role: str
@@ -126,13 +127,12 @@ class WorkerGroup:
         self.state = WorkerState.INIT
 
 
-@dataclass
-class RunResult:
+class RunResult(Record):
     """How the workers of this node ended, by global rank: all succeeded, or the failures of those that did not."""
 
     state: WorkerState
-    return_values: dict[int, Any] = field(default_factory=dict)
-    failures: dict[int, ProcessFailure] = field(default_factory=dict)
+    return_values: dict[int, Any] = field(factory=dict)
+    failures: dict[int, ProcessFailure] = field(factory=dict)
 
     def is_failed(self) -> bool:
         return self.state == WorkerState.FAILED

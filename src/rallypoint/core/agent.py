@@ -16,7 +16,7 @@ says why.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from rallypoint.records import Value
 
 __all__ = [
     "Abandon", "Action", "CouldNotStop", "Done", "Drain", "Drained", "Draining", "Failed", "Finish", "Gathering", "Initialize",
@@ -28,35 +28,35 @@ __all__ = [
 # States, each with only its own data.
 
 
-class Gathering(NamedTuple):
+class Gathering(Value):
     """Waiting for the nodes of the next generation to meet."""
 
     why: str
 
 
-class Starting(NamedTuple):
+class Starting(Value):
     """Our ranks are known; the workers are being started."""
 
     group_rank: int
     group_world_size: int
 
 
-class Running(NamedTuple):
+class Running(Value):
     """All our workers have been started and none has been seen to end."""
 
 
-class Stopping(NamedTuple):
+class Stopping(Value):
     """Our workers are being stopped; afterwards the next generation begins, or the run has failed."""
 
     why: str
     then_restart: bool
 
 
-class Draining(NamedTuple):
+class Draining(Value):
     """Our workers have succeeded; the other nodes may still be busy."""
 
 
-class Done(NamedTuple):
+class Done(Value):
     succeeded: bool
     why: str
 
@@ -67,50 +67,50 @@ State = Gathering | Starting | Running | Stopping | Draining | Done
 # Observations.
 
 
-class Joined(NamedTuple):
+class Joined(Value):
     group_rank: int
     group_world_size: int
 
 
-class Started(NamedTuple):
+class Started(Value):
     pass
 
 
-class Succeeded(NamedTuple):
+class Succeeded(Value):
     pass
 
 
-class Failed(NamedTuple):
+class Failed(Value):
     what: str
     restarts_left: int
     max_restarts: int
 
 
-class PeersWaiting(NamedTuple):
+class PeersWaiting(Value):
     """All workers run, and so many nodes wait to join."""
 
     nodes: int
 
 
-class Stopped(NamedTuple):
+class Stopped(Value):
     pass
 
 
-class CouldNotStop(NamedTuple):
+class CouldNotStop(Value):
     what: str
 
 
-class Drained(NamedTuple):
+class Drained(Value):
     pass
 
 
-class LostTrack(NamedTuple):
+class LostTrack(Value):
     """The workers are in a state that nobody can explain."""
 
     what: str
 
 
-class Signalled(NamedTuple):
+class Signalled(Value):
     name: str
 
 
@@ -122,47 +122,47 @@ Observation = (
 # Actions.
 
 
-class Initialize(NamedTuple):
+class Initialize(Value):
     """Meet the other nodes, then start the workers."""
 
     why: str
 
 
-class Watch(NamedTuple):
+class Watch(Value):
     """Wait until there is something to look at."""
 
     why: str
 
 
-class Restart(NamedTuple):
+class Restart(Value):
     """Stop the workers, meet, start them again."""
 
     why: str
     restarts_spent: int
 
 
-class Stop(NamedTuple):
+class Stop(Value):
     why: str
 
 
-class Drain(NamedTuple):
+class Drain(Value):
     """Wait for the other nodes to finish."""
 
     why: str
 
 
-class Proceed(NamedTuple):
+class Proceed(Value):
     """Go on with the action that is under way."""
 
     why: str
 
 
-class Finish(NamedTuple):
+class Finish(Value):
     succeeded: bool
     why: str
 
 
-class Abandon(NamedTuple):
+class Abandon(Value):
     """End at once, without another attempt."""
 
     why: str

@@ -10,19 +10,20 @@ node are contiguous.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+
+from rallypoint.records import Value
 
 __all__ = ["Member", "WorkerRanks", "assign"]
 
 
-class Member(NamedTuple):
+class Member(Value):
     """What ranks depend on at one node; its group rank is its place in the list."""
 
     role: str
     local_world_size: int
 
 
-class WorkerRanks(NamedTuple):
+class WorkerRanks(Value):
     local_rank: int
     global_rank: int
     role_rank: int

@@ -16,12 +16,13 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterable
-from typing import NamedTuple
+
+from rallypoint.records import Value
 
 __all__ = ["Decision", "GaveUp", "Gone", "Send", "Stop", "Target", "Waiting", "check", "hurry", "step"]
 
 
-class Target(NamedTuple):
+class Target(Value):
     """A worker by its local rank, or a process left behind by its process id."""
 
     is_worker: bool
@@ -31,14 +32,14 @@ class Target(NamedTuple):
         return f"worker {self.number}" if self.is_worker else f"process {self.number}"
 
 
-class Clock(NamedTuple):
+class Clock(Value):
     """What has been sent to one target, and when."""
 
     told_at: float | None = None
     killed_at: float | None = None
 
 
-class Stop(NamedTuple):
+class Stop(Value):
     """A shutdown under way."""
 
     signal: int
@@ -47,29 +48,29 @@ class Stop(NamedTuple):
     clocks: dict[Target, Clock]
 
 
-class Send(NamedTuple):
+class Send(Value):
     target: Target
     signal: int
     why: str
 
 
-class Gone(NamedTuple):
+class Gone(Value):
     """Nobody is left."""
 
 
-class Waiting(NamedTuple):
+class Waiting(Value):
     """Some are left; look again when something happens, or at `wake_at`."""
 
     wake_at: float
 
 
-class GaveUp(NamedTuple):
+class GaveUp(Value):
     """Those that are left have survived SIGKILL."""
 
     stuck: tuple[Target, ...]
 
 
-class Decision(NamedTuple):
+class Decision(Value):
     stop: Stop
     sends: tuple[Send, ...]
     outcome: Gone | Waiting | GaveUp
@@ -81,19 +82,19 @@ def begin(signal_number: int, grace_s: float, kill_wait_s: float) -> Stop:
 
 def hurry(stop: Stop) -> Stop:
     """No more grace: whoever is left is killed at the next step."""
-    return stop._replace(grace_s=0.0)
+    return stop.replace(grace_s=0.0)
 
 
 def step(stop: Stop, present: Iterable[Target], now: float) -> Decision:
     """What to do about those that are present now."""
     clocks: dict[Target, Clock] = {}
     sends: list[Send] = []
-    for target in sorted(present):
+    for target in sorted(present, key=lambda target: (not target.is_worker, target.number)):
         clock, send = _step_one(stop, target, stop.clocks.get(target, Clock()), now)
         clocks[target] = clock
         if send is not None:
             sends.append(send)
-    stop = stop._replace(clocks=clocks)
+    stop = stop.replace(clocks=clocks)
     return Decision(stop, tuple(sends), _outcome(stop, now))
 
 

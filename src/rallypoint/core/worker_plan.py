@@ -7,15 +7,19 @@ unchanged. A plan only adds to what the worker inherits.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
 
 from rallypoint import defaults as names
 from rallypoint.core.ranks import WorkerRanks
+from rallypoint.records import Value
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 __all__ = ["Group", "WorkerPlan", "plan_worker", "substitute"]
 
 
-class Group(NamedTuple):
+class Group(Value):
     """What all workers of one node share in one generation."""
 
     role: str
@@ -37,7 +41,7 @@ class Group(NamedTuple):
     inherited: Mapping[str, str]
 
 
-class WorkerPlan(NamedTuple):
+class WorkerPlan(Value):
     local_rank: int
     env: dict[str, str]
     args: tuple[Any, ...]

@@ -12,12 +12,16 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import NamedTuple, TextIO
 
 from rallypoint import report
 from rallypoint.processes.line_relay import InterruptFilter, LinePrefixer
 from rallypoint.processes.log_file import enlarge_pipe, write_all
 from rallypoint.processes.log_specs import Std
+from rallypoint.records import Value
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import TextIO
 
 __all__ = ["Console", "ConsoleRelay", "Speaker", "console_writer"]
 
@@ -36,7 +40,7 @@ class Speaker:
         self.has_ended = has_ended  # set once all that it had to say was shown
 
 
-class _Said(NamedTuple):
+class _Said(Value):
     speaker: Speaker
     lines: bytes
     is_last: bool
@@ -87,10 +91,10 @@ class ConsoleRelay:
 
     def _run(self) -> None:
         while batch := self._take_all():
-            for speaker, lines, is_last in batch:
-                self._show(speaker, self._worth_showing(speaker, lines, is_last), is_last)
-                if is_last:
-                    speaker.has_ended.set()
+            for said in batch:
+                self._show(said.speaker, self._worth_showing(said.speaker, said.lines, said.is_last), said.is_last)
+                if said.is_last:
+                    said.speaker.has_ended.set()
 
     def _take_all(self) -> list[_Said]:
         """Everything that waits, and nothing only at the end."""

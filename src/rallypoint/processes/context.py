@@ -11,28 +11,29 @@ import signal
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
 
 from rallypoint import defaults
 from rallypoint.errors import UsageError
 from rallypoint.processes.log_specs import LogsSpecs
 from rallypoint.processes.signals import inbox
+from rallypoint.records import Record, field
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from rallypoint.processes.failures import ProcessFailure
 
 __all__ = ["PContext", "RunProcsResult", "wait_readable"]
 
 
-@dataclass
-class RunProcsResult:
+class RunProcsResult(Record):
     """How a group of processes ended, by local rank."""
 
-    return_values: dict[int, Any] = field(default_factory=dict)
-    failures: dict[int, ProcessFailure] = field(default_factory=dict)
-    stdouts: dict[int, str] = field(default_factory=dict)
-    stderrs: dict[int, str] = field(default_factory=dict)
+    return_values: dict[int, Any] = field(factory=dict)
+    failures: dict[int, ProcessFailure] = field(factory=dict)
+    stdouts: dict[int, str] = field(factory=dict)
+    stderrs: dict[int, str] = field(factory=dict)
 
     def is_failed(self) -> bool:
         return len(self.failures) > 0

@@ -16,11 +16,11 @@ import errno
 import os
 import stat
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
 from enum import IntFlag
 
 from rallypoint import defaults
 from rallypoint.errors import UsageError
+from rallypoint.records import Record, field
 
 __all__ = ["DefaultLogsSpecs", "LogsDest", "LogsSpecs", "Std", "check_log_dir", "to_map"]
 
@@ -71,17 +71,16 @@ def to_map(val_or_map: Std | dict[int, Std], local_world_size: int) -> dict[int,
     return {rank: val_or_map.get(rank, Std.NONE) for rank in range(local_world_size)}
 
 
-@dataclass
-class LogsDest:
+class LogsDest(Record):
     """Where each local rank's streams go: a path, or ``""`` for the launcher's own stream. ``tee_*`` hold only tee'd ranks."""
 
-    stdouts: dict[int, str] = field(default_factory=dict)
-    stderrs: dict[int, str] = field(default_factory=dict)
-    tee_stdouts: dict[int, str] = field(default_factory=dict)
-    tee_stderrs: dict[int, str] = field(default_factory=dict)
-    error_files: dict[int, str] = field(default_factory=dict)
-    filtered_stdout: str = field(default_factory=str)
-    filtered_stderr: str = field(default_factory=str)
+    stdouts: dict[int, str] = field(factory=dict)
+    stderrs: dict[int, str] = field(factory=dict)
+    tee_stdouts: dict[int, str] = field(factory=dict)
+    tee_stderrs: dict[int, str] = field(factory=dict)
+    error_files: dict[int, str] = field(factory=dict)
+    filtered_stdout: str = field(factory=str)
+    filtered_stderr: str = field(factory=str)
 
 
 class LogsSpecs(ABC):

@@ -11,10 +11,14 @@ uses bare system calls and remembers raw numbers; words are found only after a f
 from __future__ import annotations
 
 import os
-import re
 import time
 from collections.abc import Callable
-from typing import NamedTuple
+
+from rallypoint.records import Value
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import re
 
 __all__ = ["MemoryKills", "read_kernel_log"]
 
@@ -30,7 +34,7 @@ _LOG_CLOCK_DRIFT = 0.001
 _LOG_CLOCK_SLACK_S = 5.0
 
 
-class _Cgroup(NamedTuple):
+class _Cgroup(Value):
     """A memory cgroup: the folder with its files, its name, and which version's files these are."""
 
     folder: str
@@ -160,6 +164,8 @@ def _read_syslog() -> list[tuple[float, str]]:
     buffer = ctypes.create_string_buffer(_READ_BYTES_MAX)
     count = klogctl(_SYSLOG_READ_ALL, buffer, len(buffer))
     text = buffer.raw[: max(count, 0)].decode(errors="replace")
+    import re
+
     return [(float(when), line) for when, line in re.findall(r"^<\d+>\[ *(\d+\.\d+)\](?:\[.*?\])? (.*)$", text, re.MULTILINE)]
 
 
@@ -202,7 +208,11 @@ def _ancestors(mount: str, mounted_path: str, own_path: str, version: int) -> li
 
 
 def _unescaped(path: str) -> str:
-    return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), path) if "\\" in path else path
+    if "\\" not in path:
+        return path
+    import re
+
+    return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), path)
 
 
 def _limit_bytes(cgroup: _Cgroup) -> int | None:
@@ -224,6 +234,8 @@ def _processes(count: int) -> str:
 
 
 def _last_match(pattern: str, lines: list[str]) -> re.Match[str] | None:
+    import re
+
     matches = (re.search(pattern, line) for line in reversed(lines))
     return next((match for match in matches if match), None)
 

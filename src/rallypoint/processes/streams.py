@@ -15,13 +15,13 @@ import select
 import threading
 import time
 from collections import deque
-from typing import NamedTuple
 
 from rallypoint.errors import UsageError
 from rallypoint.processes.console import Console, ConsoleRelay, Speaker, console_writer
 from rallypoint.processes.line_relay import LineCutter, matching_lines
 from rallypoint.processes.log_file import PIPE_BYTES, LogFile, enlarge_pipe, pipe_size
 from rallypoint.processes.log_specs import Std
+from rallypoint.records import Value
 
 __all__ = ["Route", "StreamPump", "console_writer"]
 
@@ -29,7 +29,7 @@ READ_BYTES = 512 * 1024
 LAST_BLOCKS_TIMEOUT_S = 1.0  # for log files, when the console has used up its time
 
 
-class Route(NamedTuple):
+class Route(Value):
     """Where one stream of one worker goes, besides being remembered."""
 
     local_rank: int

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import Any
 
 from rallypoint import defaults
 from rallypoint.processes.context import PContext
 from rallypoint.processes.log_specs import LogsSpecs
 from rallypoint.processes.warded import WardedContext
 from rallypoint.processes.warden_client import Launch
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 __all__ = ["SubprocessContext", "start_processes"]
 

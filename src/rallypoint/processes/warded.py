@@ -9,7 +9,6 @@ import os
 import signal
 import time
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Any
 
 from rallypoint import defaults, report
 from rallypoint.errors import UnkillableWorkersError, WorkerStartError
@@ -20,7 +19,10 @@ from rallypoint.processes.outlets import Outlets, keep_tail
 from rallypoint.processes.signals import inbox
 from rallypoint.processes.warden_client import Exited, FailedToStart, Launch, Lost, Rest, Started, WardenClient
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from rallypoint.core.shutdown import Send, Target
     from rallypoint.processes.failures import ProcessFailure
     from rallypoint.processes.memory_kills import MemoryKills
@@ -95,7 +97,7 @@ class WardedContext(PContext):
         }
         if _is_open(0):
             streams[0] = 0
-        return launch._replace(fds={**streams, **launch.fds})
+        return launch.replace(fds={**streams, **launch.fds})
 
     def _await_start(self) -> None:
         """Return when every worker has been started; if one cannot be, none is left."""
@@ -205,10 +207,11 @@ class WardedContext(PContext):
         self._await_rest()
         stop = shutdown.begin(death_sig, grace_s, self.kill_wait_s)
         while True:
-            stop, sends, outcome = shutdown.step(stop, self._present(), time.monotonic())
-            for send in sends:
+            decision = shutdown.step(stop, self._present(), time.monotonic())
+            stop = decision.stop
+            for send in decision.sends:
                 self._send(send)
-            match outcome:
+            match decision.outcome:
                 case shutdown.GaveUp(stuck):
                     return stuck
                 case shutdown.Gone():

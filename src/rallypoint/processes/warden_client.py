@@ -12,15 +12,19 @@ import select
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
 
 import rallypoint
 from rallypoint.processes.frames import MAX_FDS, receive_frame, send_frame
+from rallypoint.records import Value
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 __all__ = ["Exited", "FailedToStart", "Launch", "Lost", "Report", "Rest", "Started", "WardenClient", "keep_wardens", "prepare"]
 
 
-class Launch(NamedTuple):
+class Launch(Value):
     """One worker to be started: its rank, its command, its whole environment, and which file it finds at which number."""
 
     local_rank: int
@@ -29,31 +33,31 @@ class Launch(NamedTuple):
     fds: dict[int, int]  # number in the worker -> our file descriptor
 
 
-class Started(NamedTuple):
+class Started(Value):
     local_rank: int
     pid: int
 
 
-class FailedToStart(NamedTuple):
+class FailedToStart(Value):
     local_rank: int
     errno: int
     reason: str
 
 
-class Exited(NamedTuple):
+class Exited(Value):
     local_rank: int
     pid: int
     exitcode: int  # negative for a signal, as everywhere in Python
     at: float  # wall clock, for people to read
 
 
-class Rest(NamedTuple):
+class Rest(Value):
     """What the workers have left behind: processes whose parents have ended."""
 
     pids: tuple[int, ...]
 
 
-class Lost(NamedTuple):
+class Lost(Value):
     """The warden itself has ended, and with it every worker."""
 
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import _socket  # all that the start of a job needs of socket, which takes 4 ms to import
-import re
-from typing import TYPE_CHECKING
 
 from rallypoint.errors import UsageError
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     import socket
 
@@ -34,7 +33,7 @@ def _split(endpoint: str) -> tuple[str, str | None]:
     if endpoint.count(":") > 1:
         return _split_bare_ipv6(endpoint)
     host, colon, port = endpoint.partition(":")
-    if not re.fullmatch(r"[\w.-]+", host):
+    if not _is_name(host):
         raise UsageError(
             f"rendezvous endpoint {endpoint!r}: {host!r} is not a host; write a name, an IPv4 address, or an IPv6 address in []"
         )
@@ -62,14 +61,19 @@ def _split_bare_ipv6(endpoint: str) -> tuple[str, str | None]:
 
 
 def _parse_port(endpoint: str, port: str) -> int:
-    if not re.fullmatch("[0-9]{1,5}", port) or int(port) > 65535:
+    if not (port.isascii() and port.isdigit() and len(port) <= 5 and int(port) <= 65535):
         raise UsageError(f"rendezvous endpoint {endpoint!r}: the port {port!r} is not a number from 0 to 65535")
     return int(port)
 
 
+def _is_name(text: str) -> bool:
+    """Letters, digits and ``._-``, at least one of them."""
+    return bool(text) and all(one.isalnum() or one in "._-" for one in text)
+
+
 def _is_ipv6(text: str) -> bool:
     address, percent, zone = text.partition("%")
-    if percent and not re.fullmatch(r"[\w.-]+", zone):
+    if percent and not _is_name(zone):
         return False
     try:
         _socket.inet_pton(_socket.AF_INET6, address)

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, ClassVar
 
 from rallypoint.errors import (
     RendezvousClosedError,
@@ -21,8 +19,13 @@ from rallypoint.errors import (
     RendezvousTimeoutError,
     UsageError,
 )
+from rallypoint.records import Record
 from rallypoint.rendezvous.endpoint import get_free_port, get_local_address
 from rallypoint.store.interface import StoreLike
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, ClassVar
 
 __all__ = [
     "RendezvousClosedError",
@@ -45,8 +48,7 @@ TRUE_WORDS = ("1", "true", "t", "yes", "y")
 FALSE_WORDS = ("0", "false", "f", "no", "n")
 
 
-@dataclass
-class RendezvousStoreInfo:
+class RendezvousStoreInfo(Record):
     """Where the workers find their own store: the address and port that rank 0 opens."""
 
     MASTER_ADDR_KEY: ClassVar[str] = "MASTER_ADDR"

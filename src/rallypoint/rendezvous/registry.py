@@ -7,8 +7,6 @@ has registered goes before both.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from rallypoint import defaults
 from rallypoint.errors import UsageError
 from rallypoint.rendezvous.handler import (
@@ -18,6 +16,7 @@ from rallypoint.rendezvous.handler import (
     rendezvous_handler_registry,
 )
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 

@@ -10,10 +10,10 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 from rallypoint.store.interface import QueueEmptyError, Store, StoreError, StoreTimeoutError, as_bytes, as_keys, as_seconds
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from datetime import timedelta
 

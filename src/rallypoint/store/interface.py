@@ -13,13 +13,16 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from rallypoint import defaults
 from rallypoint.errors import RallypointError
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from datetime import timedelta
+    from typing import Any, NoReturn, Protocol
+else:
+    Protocol = object
 
 __all__ = [
     "QueueEmptyError",

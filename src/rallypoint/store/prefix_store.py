@@ -6,12 +6,13 @@ The store below may be torch's own.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
 
 from rallypoint.store.interface import Store, as_bytes, as_keys, as_seconds, get_timeout_s, set_timeout_s
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from datetime import timedelta
+    from typing import Any
 
 __all__ = ["PrefixStore"]
 
