@@ -16,7 +16,7 @@ from types import MappingProxyType
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from typing import Any, ClassVar
 
     from typing_extensions import Self, dataclass_transform
@@ -132,7 +132,7 @@ class _Fields:  # noqa: PLW1641  # Value defines it; a Record is no key
                 values[name] = one.factory()
         if len(values) != len(self._fields) or len(args) > len(self._positional) or (args and kwargs):
             self._check_arguments(args, kwargs, values)
-        self.__dict__.update(values)
+        self.__dict__.update({name: values[name] for name in self._fields})
 
     def _check_arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any], values: dict[str, Any]) -> None:
         name, positional = type(self).__name__, self._positional
@@ -179,6 +179,10 @@ class Value(_Fields):
 
     def __hash__(self) -> int:
         return hash((type(self), *(getattr(self, name) for name in self._fields)))
+
+    def __iter__(self) -> Iterator[Any]:
+        """The fields in their order, to be unpacked."""
+        return iter([getattr(self, name) for name in self._fields])
 
     def replace(self, **changes: Any) -> Self:
         """The same with some fields changed."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rallypoint.core.agent import (
@@ -204,6 +204,7 @@ def is_start(action: Action) -> bool:
     return isinstance(action, Initialize | Restart)
 
 
+@settings(deadline=None)
 @given(states, observations)
 def test_every_answer_says_why(state: State, seen: Observation) -> None:
     after, action = step(state, seen)
@@ -212,6 +213,7 @@ def test_every_answer_says_why(state: State, seen: Observation) -> None:
     assert action.why
 
 
+@settings(deadline=None)
 @given(states, observations)
 def test_a_restart_is_spent_only_when_a_failure_causes_it(state: State, seen: Observation) -> None:
     _, action = step(state, seen)
@@ -225,6 +227,7 @@ def test_a_restart_is_spent_only_when_a_failure_causes_it(state: State, seen: Ob
             assert seen.nodes > 0
 
 
+@settings(deadline=None)
 @given(states, observations)
 def test_nothing_is_started_once_stopping_draining_or_done(state: State, seen: Observation) -> None:
     after, action = step(state, seen)
@@ -237,6 +240,7 @@ def test_nothing_is_started_once_stopping_draining_or_done(state: State, seen: O
         assert isinstance(action, Finish | Abandon)
 
 
+@settings(deadline=None)
 @given(states, observations)
 def test_the_action_fits_the_state_that_it_leads_to(state: State, seen: Observation) -> None:
     after, action = step(state, seen)
@@ -250,6 +254,7 @@ def test_the_action_fits_the_state_that_it_leads_to(state: State, seen: Observat
         assert isinstance(state, Draining | Done)
 
 
+@settings(deadline=None)
 @given(states, st.lists(observations, max_size=30))
 def test_no_story_leads_back_from_the_end(state: State, story: list[Observation]) -> None:
     draining = done = False
@@ -303,6 +308,7 @@ class Shell:
         return PeersWaiting(0)
 
 
+@settings(deadline=None)
 @given(st.data(), st.integers(0, 4))
 def test_an_honest_shell_always_comes_to_an_end_within_its_budget(data: st.DataObject, max_restarts: int) -> None:
     shell = Shell(data, max_restarts)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rallypoint.core.ranks import Member, WorkerRanks, assign
@@ -40,6 +40,7 @@ def test_uneven_workers_make_one_world() -> None:
     assert {worker.world_size for group_rank in range(3) for worker in assign(nodes, group_rank)} == {8}
 
 
+@settings(deadline=None)
 @given(members)
 def test_global_ranks_are_each_given_once_in_the_order_of_the_nodes(nodes: list[Member]) -> None:
     world = [worker for group_rank in range(len(nodes)) for worker in assign(nodes, group_rank)]
@@ -47,6 +48,7 @@ def test_global_ranks_are_each_given_once_in_the_order_of_the_nodes(nodes: list[
     assert {worker.world_size for worker in world} == {sum(node.local_world_size for node in nodes)}
 
 
+@settings(deadline=None)
 @given(members)
 def test_role_ranks_are_each_given_once_within_the_role(nodes: list[Member]) -> None:
     sizes: Counter[str] = Counter()
@@ -61,6 +63,7 @@ def test_role_ranks_are_each_given_once_within_the_role(nodes: list[Member]) -> 
     assert given_so_far == sizes
 
 
+@settings(deadline=None)
 @given(members, st.data())
 def test_the_ranks_of_one_node_are_contiguous(nodes: list[Member], data: st.DataObject) -> None:
     group_rank = data.draw(st.integers(0, len(nodes) - 1))
@@ -71,9 +74,10 @@ def test_the_ranks_of_one_node_are_contiguous(nodes: list[Member], data: st.Data
     assert [worker.role_rank - ours[0].role_rank for worker in ours] == list(range(count))
 
 
+@settings(deadline=None)
 @given(members, st.data())
 def test_what_another_role_is_called_changes_no_rank(nodes: list[Member], data: st.DataObject) -> None:
     group_rank = data.draw(st.integers(0, len(nodes) - 1))
     mine = nodes[group_rank].role
-    renamed = [node if node.role == mine else node._replace(role=f"other {node.role}") for node in nodes]
+    renamed = [node if node.role == mine else node.replace(role=f"other {node.role}") for node in nodes]
     assert assign(renamed, group_rank) == assign(nodes, group_rank)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rallypoint.core.ranks import WorkerRanks
@@ -54,7 +54,7 @@ ENVIRONMENT = {
 
 
 def environment(**changes: Any) -> dict[str, str]:
-    return plan_worker(GROUP._replace(**changes), RANKS, []).env
+    return plan_worker(GROUP.replace(**changes), RANKS, []).env
 
 
 # --- environment -----------------------------------------------------------------------------------------------------------
@@ -101,6 +101,7 @@ groups = st.builds(
 )  # fmt: skip
 
 
+@settings(deadline=None)
 @given(groups, ranks)
 def test_a_plan_holds_texts_only_and_all_names_of_the_contract(group: Group, one: WorkerRanks) -> None:
     env = plan_worker(group, one, []).env
@@ -111,6 +112,7 @@ def test_a_plan_holds_texts_only_and_all_names_of_the_contract(group: Group, one
     assert group.extra_env.items() <= env.items()
 
 
+@settings(deadline=None)
 @given(groups, st.integers(1, 5))
 def test_workers_of_one_node_differ_only_in_their_ranks_and_devices(group: Group, count: int) -> None:
     plans = [plan_worker(group, WorkerRanks(local, 7 + local, 3 + local, 40, 20), ["x"]) for local in range(count)]
@@ -137,14 +139,15 @@ def test_workers_of_one_node_differ_only_in_their_ranks_and_devices(group: Group
 )
 def test_the_macro_in_arguments(args: list[Any], expected: list[Any]) -> None:
     assert substitute(args, 3) == expected
-    assert plan_worker(GROUP, RANKS._replace(local_rank=3), args).args == tuple(expected)
+    assert plan_worker(GROUP, RANKS.replace(local_rank=3), args).args == tuple(expected)
 
 
 def test_with_a_virtual_local_rank_the_macro_still_tells_workers_apart() -> None:
-    group = GROUP._replace(virtual_local_rank=True)
+    group = GROUP.replace(virtual_local_rank=True)
     assert plan_worker(group, RANKS, ["${local_rank}"]).args == ("2",)
 
 
+@settings(deadline=None)
 @given(st.lists(st.one_of(texts.filter(lambda text: "${local_rank}" not in text), st.integers(), st.none())))
 def test_arguments_without_the_macro_are_left_as_they_are(args: list[Any]) -> None:
     assert substitute(args, 1) == args
@@ -166,4 +169,4 @@ def test_arguments_without_the_macro_are_left_as_they_are(args: list[Any]) -> No
 )
 def test_the_prefix_template(template: str | None, prefix: str | None) -> None:
     """P33: the prefix can name host, role and both ranks."""
-    assert plan_worker(GROUP._replace(prefix_template=template), RANKS, []).prefix == prefix
+    assert plan_worker(GROUP.replace(prefix_template=template), RANKS, []).prefix == prefix

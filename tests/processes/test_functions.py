@@ -439,6 +439,35 @@ def test_from_two_threads_at_once(method: str, functions: ModuleType, tmp_path: 
     assert results == {0: {0: (0,)}, 1: {0: (1,)}}
 
 
+@every_method
+def test_groups_that_run_beside_each_other_do_not_hold_each_other_up(
+    method: str, functions: ModuleType, start: Callable[..., PContext]
+) -> None:
+    """A forked group has copies of all that the agent holds open for the others; hanging up must not wait for those."""
+    groups = [start(functions.sleep, method=method), start(functions.sleep, method="fork")]
+    started_at = time.monotonic()
+    for group in groups:
+        group.close()
+    assert time.monotonic() - started_at < 2
+
+
+def test_a_fork_of_the_callers_own_does_not_hold_up_the_end(functions: ModuleType, start: Callable[..., PContext]) -> None:
+    """As a program does that uses multiprocessing beside us."""
+    group = start(functions.sleep)
+    pid = os.fork()
+    if pid == 0:
+        signal.pause()
+        os._exit(0)
+    try:
+        started_at = time.monotonic()
+        group.close()
+        took_s = time.monotonic() - started_at
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    assert took_s < 2
+
+
 # --- programs --------------------------------------------------------------------------------------------------------------
 
 PREAMBLE = """

@@ -77,7 +77,8 @@ class Decision(Value):
 
 
 def begin(signal_number: int, grace_s: float, kill_wait_s: float) -> Stop:
-    return Stop(signal_number, grace_s, kill_wait_s, {})
+    """SIGKILL as the first signal leaves nothing to be graceful about."""
+    return Stop(signal_number, 0.0 if signal_number == signal.SIGKILL else grace_s, kill_wait_s, {})
 
 
 def hurry(stop: Stop) -> Stop:
@@ -89,7 +90,7 @@ def step(stop: Stop, present: Iterable[Target], now: float) -> Decision:
     """What to do about those that are present now."""
     clocks: dict[Target, Clock] = {}
     sends: list[Send] = []
-    for target in sorted(present, key=lambda target: (not target.is_worker, target.number)):
+    for target in sorted(present, key=lambda target: (target.is_worker, target.number)):
         clock, send = _step_one(stop, target, stop.clocks.get(target, Clock()), now)
         clocks[target] = clock
         if send is not None:

@@ -67,9 +67,8 @@ class Outlets:
     def stderr_tail(self, local_rank: int) -> str:
         """The last lines that an ended worker wrote to stderr, from the pump or from its file."""
         file = self._logs.stderrs.get(local_rank, "")
-        if self._pump.wait_drained(local_rank, timeout_s=1.0) and (tail := self._pump.tail(local_rank, Std.ERR)):
-            return tail
-        return _file_tail(file) if file != os.devnull else ""
+        self._pump.wait_drained(local_rank, timeout_s=1.0)
+        return self._pump.tail(local_rank, Std.ERR) or ("" if file == os.devnull else _file_tail(file))
 
     def quiet_interrupts(self) -> None:
         self._pump.quiet_interrupts()
