@@ -1,16 +1,17 @@
 """The commands ``rallyrun`` and ``rallypoint``, and ``python -m rallypoint``.
 
-Two things happen before anything else is imported. Ctrl-C gets an end without a traceback: from here on there is no
-moment at which it would show one. And the warden is started, so that it is ready when the first worker is wanted.
+Two things happen before anything else is imported. The warden is started, so that it is ready when the first worker is wanted.
+And Ctrl-C gets an end without a traceback: from here on there is no moment at which it would show one.
 """
 
 from __future__ import annotations
 
 import os
-import signal
 import sys
 
 __all__ = ["main", "rallyrun"]
+
+_ANSWERED_AT_ONCE = ("--help", "-h", "--version")
 
 
 def rallyrun() -> int:
@@ -30,15 +31,26 @@ def main() -> int:
 
 
 def _prepare(run_arguments: list[str]) -> None:
-    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
-        signal.signal(signal.SIGINT, lambda *_: os._exit(130))
     if sys.platform != "linux":
         sys.exit(f"rallypoint needs Linux 5.4 or newer: it relies on pidfds and subreapers, which {sys.platform} does not have")
-    if run_arguments and run_arguments[0] not in ("--help", "-h", "--version"):
+    if run_arguments and run_arguments[0] not in _ANSWERED_AT_ONCE:
+        from rallypoint.processes.warden_start import start_warden
+
+        started = start_warden()
+        _die_quietly_of_interrupts()
         from rallypoint.processes import init_duty, warden_client
 
-        warden_client.prepare()
+        warden_client.prepare(*started)
         init_duty.reap_orphans_if_first()
+    else:
+        _die_quietly_of_interrupts()
+
+
+def _die_quietly_of_interrupts() -> None:
+    import signal
+
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, lambda *_: os._exit(128 + signal.SIGINT))
 
 
 if __name__ == "__main__":

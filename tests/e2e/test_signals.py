@@ -95,17 +95,66 @@ def interrupted(job: Any) -> float:
     return took_s
 
 
-def test_ctrl_c_at_any_moment_of_the_start(start_rallyrun: Any, script: Any, processes: Any, marked: Any, wait_until: Any):
+def test_ctrl_c_at_any_moment_of_the_start(start_rallyrun: Any, processes: Any, marked: Any, wait_until: Any):
     """P20: from our first lines on until the workers run: code 130, under a second, no traceback."""
-    worker = script(SLEEPS)
     dice = random.Random(20)
     for _ in range(25):
-        job = start_rallyrun(["--standalone", "--nproc-per-node", "4", worker])
+        job = start_rallyrun(["--standalone", "--nproc-per-node", "4", "--no-python", "sleep", "60"])
         job.wait_for(lambda job=job: processes.children(job.pid))
         send_at = time.monotonic() + dice.uniform(0, 0.25)
         wait_until(lambda at=send_at: time.monotonic() >= at)
         assert interrupted(job) < 1.0
         wait_until(lambda: not marked(), 2.0)
+
+
+def test_ctrl_c_while_interpreters_start(start_rallyrun: Any, script: Any, processes: Any, marked: Any, wait_until: Any):
+    """P20: a Python that is just starting may swallow the signal; then the job ends within the shutdown time, as quietly."""
+    worker = script(SLEEPS)
+    dice = random.Random(23)
+    for _ in range(10):
+        job = start_rallyrun(["--standalone", "--nproc-per-node", "4", "--shutdown-timeout", "1", worker])
+        job.wait_for(lambda job=job: processes.children(job.pid))
+        send_at = time.monotonic() + dice.uniform(0, 0.15)
+        wait_until(lambda at=send_at: time.monotonic() >= at)
+        sent_at = time.monotonic()
+        job.send_signal(signal.SIGINT)
+        assert job.wait(10) == 130, job.stderr
+        assert time.monotonic() - sent_at < 2.0
+        assert "Traceback" not in job.stderr, job.stderr
+        wait_until(lambda: not marked(), 2.0)
+
+
+# Word for word what Python 3.11 says when it is interrupted before its first line of user code, at two different moments.
+INTERRUPTED_START = """\
+Fatal Python error: init_import_site: Failed to import the site module
+Python runtime state: initialized
+Traceback (most recent call last):
+  File "<frozen site>", line 626, in <module>
+KeyboardInterrupt
+Fatal Python error: init_sys_streams: can't initialize sys standard streams
+Python runtime state: core initialized
+KeyboardInterrupt
+
+"""
+
+
+def test_an_interpreter_that_is_interrupted_in_its_start(start_rallyrun: Any, script: Any):
+    """P20: what Python says then is as little worth reading as a traceback of KeyboardInterrupt."""
+    worker = script(f"""
+        import os, signal, time
+        def end(*_):
+            os.write(2, {INTERRUPTED_START.encode()!r})
+            os._exit(1)
+        signal.signal(signal.SIGINT, end)
+        os.write(2, b"an honest line\\n")
+        os.write(1, b"worker 1\\n")
+        time.sleep(60)
+        """)
+    job = start_rallyrun(["--standalone", worker])
+    job.wait_for_line("worker 1")
+    assert interrupted(job) < 1.0
+    assert "an honest line\n" in job.stderr
+    assert "Fatal Python error" not in job.stderr
 
 
 @pytest.mark.parametrize("flags", [[], ["--tee", "3", "--log-dir", "logs"], ["-r", "3", "--log-dir", "logs"]], ids=" ".join)
@@ -133,7 +182,7 @@ def test_ctrl_c_during_restarts(start_rallyrun: Any, script: Any, numbers: Any, 
         """)
     dice = random.Random(21)
     for _ in range(15):
-        job = start_rallyrun(["--standalone", "--nproc-per-node", "3", "--max-restarts", "1000", worker])
+        job = start_rallyrun(["--standalone", "--nproc-per-node", "3", "--max-restarts", "300", worker])
         job.wait_for(lambda job=job: len(numbers("attempt", job.stdout)) > 1)
         send_at = time.monotonic() + dice.uniform(0, 0.2)
         wait_until(lambda at=send_at: time.monotonic() >= at)

@@ -63,11 +63,19 @@ def _run_forked(request: dict[str, Any], fn: Callable[..., Any], args: tuple[Any
     os.chdir(request["cwd"])
     os.environ.clear()
     os.environ.update(request["env"])
-    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    _reset_signals()
     (_, result_fd) = request["fds"][-1]
     process = get_context("fork").Process(target=_call, args=(fn, args, result_fd))
     os._exit(process._bootstrap())  # type: ignore[attr-defined]  # what Process.start() calls in the child
+
+
+def _reset_signals() -> None:
+    """What exec does for a program: no handler of the agent or the warden is left, and what was ignored stays ignored."""
+    for number in signal.valid_signals():
+        if callable(signal.getsignal(number)):
+            signal.signal(number, signal.SIG_DFL)
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _call(fn: Callable[..., Any], args: tuple[Any, ...], result_fd: int) -> None:

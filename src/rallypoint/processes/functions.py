@@ -61,7 +61,7 @@ class MultiprocessContext(WardedContext):
         self._parcels: list[Parcel] = []
 
     def _launch_of(self, local_rank: int, error_file: str) -> Launch:
-        env = {**os.environ, **self.envs[local_rank], defaults.ENV_ERROR_FILE: error_file}
+        env = {**self._inherited_env, **self.envs[local_rank], defaults.ENV_ERROR_FILE: error_file}
         result_fd = self._results[local_rank] = os.memfd_create(f"result-{local_rank}", os.MFD_CLOEXEC)
         if self.start_method != "spawn":
             return Launch(local_rank, ("",), env, {result_fd: result_fd})

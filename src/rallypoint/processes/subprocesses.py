@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 
 from rallypoint import defaults
@@ -40,7 +39,7 @@ class SubprocessContext(WardedContext):
 
     def _launch_of(self, local_rank: int, error_file: str) -> Launch:
         command = (str(self.entrypoint), *map(str, self.args[local_rank]))
-        env = {**os.environ, **self.envs[local_rank], defaults.ENV_ERROR_FILE: error_file}
+        env = {**self._inherited_env, **self.envs[local_rank], defaults.ENV_ERROR_FILE: error_file}
         return Launch(local_rank, command, env, {})
 
 

@@ -43,6 +43,7 @@ class WardedContext(PContext):
         self._warden: WardenClient | None = None
         self._outlets: Outlets | None = None
         self._logs = LogsDest()
+        self._inherited_env: dict[str, str] = {}
         self._pids: dict[int, int] = {}
         self._exits: dict[int, Exited] = {}
         self._failures: dict[int, ProcessFailure] = {}
@@ -73,6 +74,7 @@ class WardedContext(PContext):
         self._warden = self._open_warden()
         self._logs = self._logs_specs.reify(self.envs)
         self._outlets = Outlets(self._logs, self._logs_specs.log_max_bytes)
+        self._inherited_env = dict(os.environ)
         try:
             self._warden.spawn([self._launch(rank) for rank in sorted(self.args)])
         finally:

@@ -19,10 +19,10 @@ from __future__ import annotations
 
 import _socket  # see frames
 import errno
+import fcntl
 import marshal
 import os
 import select
-import signal
 import sys
 import time
 
@@ -31,21 +31,15 @@ from rallypoint.processes.kernel import adopt_orphans, children, die_with_parent
 
 TYPE_CHECKING = False  # to import typing would take longer than all else here
 if TYPE_CHECKING:
+    import signal
     from collections.abc import Callable
     from typing import Any
+else:
+    import _signal as signal  # what signal is made of, without its enums, which take half of the time to start
 
 __all__ = ["Warden", "main"]
 
 KILLING_ENDS_S = 60.0  # a process that is still there by then is stuck in the kernel
-
-
-def child_signals_to_default() -> None:
-    """Give a new worker the signal handling of a fresh program; what was ignored on purpose stays ignored."""
-    for number in signal.valid_signals():
-        if callable(signal.getsignal(number)):
-            signal.signal(number, signal.SIG_DFL)
-    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python itself ignores these two
-        signal.signal(number, signal.SIG_DFL)
 
 
 def exec_program(request: dict[str, Any]) -> None:
@@ -82,7 +76,7 @@ class Warden:
         signal.set_wakeup_fd(write_fd, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2):
-            if signal.getsignal(number) is not signal.SIG_IGN:
+            if signal.getsignal(number) != signal.SIG_IGN:
                 signal.signal(number, lambda *_: None)
         return read_fd
 
@@ -128,14 +122,15 @@ class Warden:
         pending = [(request, *self._fork(request, fds)) for request in requests]
         for fd in fds:
             os.close(fd)
+        failed = []
         for request, pid, error_fd in pending:
             with os.fdopen(error_fd, "rb") as errors:
                 error = errors.read()
             if error:
-                self._report("failed", request["local_rank"], *marshal.loads(error))
+                failed.append((request["local_rank"], *marshal.loads(error)))
             else:
                 self._workers[pid] = request["local_rank"]
-                self._report("started", request["local_rank"], pid)
+        self._report("spawned", [(rank, pid) for pid, rank in self._workers.items()], failed)
         self._reap()
 
     def _fork(self, request: dict[str, Any], fds: list[int]) -> tuple[int, int]:
@@ -157,7 +152,8 @@ class Warden:
             if os.getppid() != warden_pid:  # the warden died before the line above
                 os._exit(code)
             signal.set_wakeup_fd(-1)
-            child_signals_to_default()
+            for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python itself ignores these two
+                signal.signal(number, signal.SIG_DFL)
             places = [(fds[position], target) for position, target in request["fds"]]
             error_fd = _duplicate_above(error_fd, 1 + max((target for _, target in places), default=2))
             _place_fds(places)
@@ -218,8 +214,6 @@ def _place_fds(pairs: list[tuple[int, int]]) -> None:
 
 
 def _duplicate_above(fd: int, lowest: int) -> int:
-    import fcntl
-
     return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, lowest)
 
 

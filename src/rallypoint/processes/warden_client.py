@@ -9,12 +9,11 @@ from __future__ import annotations
 import _socket  # see frames
 import os
 import select
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import rallypoint
 from rallypoint.processes.frames import MAX_FDS, receive_frame, send_frame
+from rallypoint.processes.warden_start import start_warden
 from rallypoint.records import Value
 
 TYPE_CHECKING = False
@@ -62,8 +61,13 @@ class Lost(Value):
 
 
 Report = Started | FailedToStart | Exited | Rest | Lost
-_PROGRAM = "import sys; sys.path.insert(0, sys.argv[1]); from rallypoint.processes.warden import main; main()"
-_REPORTS = {"started": Started, "failed": FailedToStart, "exited": Exited}
+
+
+def _to_reports(kind: str, *fields: Any) -> list[Report]:
+    if kind == "spawned":
+        started, failed = fields
+        return [*(Started(*one) for one in started), *(FailedToStart(*one) for one in failed)]
+    return [Rest(tuple(fields[0])) if kind == "rest" else Exited(*fields)]
 
 
 class WardenClient:
@@ -76,15 +80,7 @@ class WardenClient:
 
     @classmethod
     def start(cls) -> WardenClient:
-        """Start a warden of our own interpreter, without site-packages; it is ready when it is, requests wait in the socket."""
-        ours, theirs = _socket.socketpair()
-        os.set_inheritable(theirs.fileno(), True)
-        command = [sys.executable, "-S", "-I", "-c", _PROGRAM, _package_root(), str(theirs.fileno()), str(os.getpid())]
-        try:
-            pid = os.posix_spawn(sys.executable, command, os.environ, setsid=True)
-        finally:
-            theirs.close()
-        return cls(ours, pid)
+        return cls(*start_warden())
 
     def fileno(self) -> int:
         return self._sock.fileno()
@@ -133,21 +129,19 @@ class WardenClient:
         poll.register(self._sock, select.POLLIN)
         wait_ms: float | None = None if timeout_s is None else timeout_s * 1000
         while not self._is_lost and poll.poll(wait_ms):
-            reports.append(self._receive_one())
+            reports += self._receive_frame()
             wait_ms = 0
         return reports or ([Lost()] if self._is_lost else [])
 
-    def _receive_one(self) -> Report:
+    def _receive_frame(self) -> list[Report]:
         try:
             frame = receive_frame(self._sock)
         except ConnectionResetError:
             frame = None
         if frame is None:
             self._is_lost = True
-            return Lost()
-        (kind, *fields), _ = frame
-        report: Report = Rest(tuple(fields[0])) if kind == "rest" else _REPORTS[kind](*fields)
-        return report
+            return [Lost()]
+        return _to_reports(*frame[0])
 
     @property
     def is_lost(self) -> bool:
@@ -159,11 +153,6 @@ class WardenClient:
             self._sock.close()
             _reap(self.pid, timeout_s)
             self.pid = 0
-
-
-def _package_root() -> str:
-    """The folder to import rallypoint from: the warden runs without site-packages."""
-    return os.path.dirname(os.path.dirname(os.path.abspath(rallypoint.__file__)))
 
 
 def _reap(pid: int, timeout_s: float) -> None:
@@ -193,10 +182,9 @@ class _Shelf:
 _shelf = _Shelf()
 
 
-def prepare() -> None:
-    """Start a warden now that somebody will want soon."""
-    if _shelf.idle is None:
-        _shelf.idle = WardenClient.start()
+def prepare(line: _socket.socket, pid: int) -> None:
+    """Have a warden that was started already used first."""
+    _shelf.idle = WardenClient(line, pid)
 
 
 def take() -> WardenClient:
