@@ -243,8 +243,8 @@ def test_whoever_is_done_first_waits_for_the_others(make_agent: MakeAgent, tmp_p
     store = HashStore()
     scripts = ["exit 0", f"read line < {go}"]
     agents = [make_agent(SH, "-c", text, rdzv_handler=SharedRendezvous(store, rank, 2)) for rank, text in enumerate(scripts)]
-    first = threading.Thread(target=agents[0].run)
-    second = threading.Thread(target=agents[1].run)
+    results: list[RunResult] = []
+    first, second = [threading.Thread(target=lambda agent=agent: results.append(agent.run())) for agent in agents]
     first.start()
     second.start()
     first.join(0.5)
@@ -252,8 +252,7 @@ def test_whoever_is_done_first_waits_for_the_others(make_agent: MakeAgent, tmp_p
     go.write_text("now\n")
     first.join(10)
     second.join(10)
-    assert not first.is_alive()
-    assert not second.is_alive()
+    assert [result.state for result in results] == [WorkerState.SUCCEEDED] * 2
 
 
 # --- watching --------------------------------------------------------------------------------------------------------------

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import pytest
 import rallypoint
 
 NOBODY = 65534
+SYSTEM_PYTHON = "/usr/bin/python3"
 GONE_WITHIN_S = 5.0
 
 # A worker with a child, a grandchild in a session of its own, a daemon, and a daemon of that daemon. None of them listens to
@@ -69,6 +71,7 @@ def test_the_agent_is_killed(start_rallyrun: Any, script: Any, numbers: Any, mar
     """P09: children, grandchildren in new sessions and daemons of daemons are gone within 5 s of `kill -9`."""
     job = start_rallyrun(["--standalone", "--nproc-per-node", "2", script(FAMILY)])
     family = job.wait_for(lambda: whole_family(numbers, 2, job.stdout))
+    assert set(family) < set(marked())
     job.send_signal(signal.SIGKILL)
     assert job.wait() == -signal.SIGKILL
     wait_until(lambda: not any(map(alive, family)), GONE_WITHIN_S)
@@ -106,9 +109,22 @@ def open_folder() -> Iterator[Path]:
         yield Path(name)
 
 
+@pytest.fixture
+def start_as_nobody(start_command: Any, open_folder: Path) -> Callable[..., Any]:
+    """``start_as_nobody(*args, **env)``: rallyrun of an unprivileged user, in a folder open to that user."""
+    package = Path(rallypoint.__file__).parents[1]
+
+    def start(*args: Any, **env: str) -> Any:
+        common = {**os.environ, "PYTHONPATH": str(package), "PYTHONDONTWRITEBYTECODE": "1", "TMPDIR": str(open_folder)}
+        command = [interpreter_for_nobody(common), "-m", "rallypoint", "run", "--standalone", *map(str, args)]
+        return start_command(command, env={**common, **env}, cwd=open_folder, user=NOBODY, group=NOBODY, extra_groups=[])
+
+    return start
+
+
 def interpreter_for_nobody(env: dict[str, str]) -> str:
     """An interpreter that an unprivileged user can run this very package with."""
-    for python in (sys.executable, "/usr/bin/python3"):
+    for python in (sys.executable, SYSTEM_PYTHON):
         probe = [python, "-c", "import sys; assert sys.version_info >= (3, 10); import rallypoint.cli"]
         try:
             ended = subprocess.run(probe, user=NOBODY, group=NOBODY, extra_groups=[], env=env, cwd="/", capture_output=True)
@@ -121,20 +137,74 @@ def interpreter_for_nobody(env: dict[str, str]) -> str:
 
 @pytest.mark.root
 def test_the_agent_of_an_unprivileged_user_is_killed(
-    start_command: Any, numbers: Any, marked: Any, wait_until: Any, open_folder: Path
+    start_as_nobody: Any, open_folder: Path, numbers: Any, marked: Any, wait_until: Any
 ):
     """P09: neither root nor a writable cgroup is needed."""
-    package = Path(rallypoint.__file__).parents[1]
-    env = {**os.environ, "PYTHONPATH": str(package), "PYTHONDONTWRITEBYTECODE": "1", "TMPDIR": str(open_folder)}
-    python = interpreter_for_nobody(env)
     worker = open_folder / "family.py"
     worker.write_text(FAMILY)
-    command = [python, "-m", "rallypoint", "run", "--standalone", "--nproc-per-node", "2", str(worker)]
-    job = start_command(command, env=env, cwd=open_folder, user=NOBODY, group=NOBODY, extra_groups=[])
+    job = start_as_nobody("--nproc-per-node", "2", worker)
     family = wait_until(lambda: whole_family(numbers, 2, job.stdout))
     assert {os.stat(f"/proc/{pid}").st_uid for pid in family} == {NOBODY}
+    assert set(family) < set(marked())
     job.process.kill()
     assert job.wait() == -signal.SIGKILL
+    wait_until(lambda: not marked(), GONE_WITHIN_S)
+
+
+# As `sudo` and `su` do: a child that becomes another user, whom the job's user may not signal.
+BECOMES_ROOT = """
+import os, subprocess
+code = "import os, time; os.setresuid(0, 0, 0); os.write(1, f'root {os.getpid()}\\\\n'.encode()); time.sleep(600)"
+if os.environ["RANK"] == "0":
+    subprocess.Popen(["./python", "-c", code], env={**os.environ, "PYTHONHOME": "/usr"})
+"""
+
+
+@pytest.fixture
+def privileged_python(open_folder: Path) -> None:
+    """An interpreter named python in that folder, which runs as root whoever starts it."""
+    if os.statvfs(open_folder).f_flag & os.ST_NOSUID or not os.path.exists(SYSTEM_PYTHON):
+        pytest.skip("no program here can become another user")
+    shutil.copy(os.path.realpath(SYSTEM_PYTHON), open_folder / "python")
+    (open_folder / "python").chmod(0o4755)
+
+
+@pytest.mark.root
+@pytest.mark.usefixtures("privileged_python")
+def test_a_child_that_became_another_user_protects_nobody_else(
+    start_as_nobody: Any, open_folder: Path, numbers: Any, marked: Any, wait_until: Any
+):
+    """P09: what may not be killed is left, but it must not keep the warden from killing all the others."""
+    worker = open_folder / "family.py"
+    worker.write_text(BECOMES_ROOT + FAMILY)
+    job = start_as_nobody("--nproc-per-node", "2", worker)
+    family = wait_until(lambda: numbers("root", job.stdout) and whole_family(numbers, 2, job.stdout))
+    [root] = numbers("root", job.stdout)
+    assert {root, *family} < set(marked())
+    job.process.kill()
+    assert job.wait() == -signal.SIGKILL
+    wait_until(lambda: not set(marked()) & set(family), GONE_WITHIN_S)
+    assert root in marked()
+    assert "Traceback" not in job.stderr
+    os.kill(root, signal.SIGKILL)
+    wait_until(lambda: not marked(), GONE_WITHIN_S)
+
+
+@pytest.mark.root
+@pytest.mark.usefixtures("privileged_python")
+def test_a_child_that_became_another_user_is_named(
+    start_as_nobody: Any, open_folder: Path, numbers: Any, marked: Any, wait_until: Any
+):
+    """P10: a process that the launcher may not kill is as good as one that cannot be killed: bounded, named, exit code 4."""
+    worker = open_folder / "leaves.py"
+    worker.write_text(BECOMES_ROOT + "\nwhile not os.path.exists('go_on'): pass\n")
+    job = start_as_nobody("--shutdown-timeout", "1", worker, TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT="1")
+    [root] = wait_until(lambda: numbers("root", job.stdout))
+    (open_folder / "go_on").touch()
+    assert job.wait(10) == 4, job.stderr
+    assert str(root) in job.stderr
+    assert "Traceback" not in job.stderr
+    os.kill(root, signal.SIGKILL)
     wait_until(lambda: not marked(), GONE_WITHIN_S)
 
 
@@ -156,8 +226,9 @@ def test_the_agent_is_killed_at_any_moment_of_the_start(
 
 @pytest.mark.parametrize("restarts", [0, 1])
 def test_the_warden_is_killed(
-    start_rallyrun: Any, script: Any, numbers: Any, processes: Any, wait_until: Any, alive: Any, marked: Any, restarts: int
-):
+    start_rallyrun: Any, script: Any, numbers: Any, processes: Any, wait_until: Any, alive: Any, marked: Any, tmp_path: Path,
+    restarts: int,
+):  # fmt: skip
     """P09: the kernel kills the workers, and the launcher says so and goes on as after any failure."""
     worker = script("""
         import os, time
@@ -171,7 +242,7 @@ def test_the_warden_is_killed(
     wait_until(lambda: not any(map(alive, workers)), GONE_WITHIN_S)
     assert job.wait() == (0 if restarts else 1)
     assert len(numbers("worker", job.stdout)) == 3 * (1 + restarts)
-    assert "warden" in job.stderr
+    assert "warden" in job.stderr.replace(str(tmp_path), ""), "nobody can know what SIGKILL to all workers at once was about"
     assert "Traceback" not in job.stderr
     wait_until(lambda: not marked(), GONE_WITHIN_S)
 
@@ -179,14 +250,14 @@ def test_the_warden_is_killed(
 def test_the_warden_is_killed_while_workers_have_children(
     start_rallyrun: Any, script: Any, numbers: Any, processes: Any, wait_until: Any, alive: Any, marked: Any
 ):
-    """P09: nobody is left who could find the workers' own children at once, but the launcher's end is the end of them too."""
+    """P09: the workers go with the warden and the launcher ends; their children had nobody else who could find them."""
     job = start_rallyrun(["--standalone", "--nproc-per-node", "2", script(FAMILY)])
     job.wait_for(lambda: whole_family(numbers, 2, job.stdout))
     workers = numbers("worker", job.stdout)
     os.kill(processes.warden(job.pid), signal.SIGKILL)
     wait_until(lambda: not any(map(alive, workers)), GONE_WITHIN_S)
     assert job.wait() == 1
-    wait_until(lambda: not marked(), GONE_WITHIN_S)
+    assert job.pid not in marked()
 
 
 def test_the_warden_is_killed_before_the_first_worker(

@@ -11,9 +11,24 @@ import os
 
 from rallypoint import defaults, report
 from rallypoint.processes.log_specs import LogsDest, Std
-from rallypoint.processes.streams import Route, StreamPump, console_writer
+from rallypoint.records import Value
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from rallypoint.processes.streams import Route, StreamPump
 
 __all__ = ["Outlets", "keep_tail"]
+
+
+class _Wish(Value):
+    """What is known of a stream before the pump is there."""
+
+    local_rank: int
+    stream: Std
+    file: str
+    is_tee: bool
+    prefix: str
+    filters: tuple[str, ...]
 
 
 class Outlets:
@@ -22,8 +37,9 @@ class Outlets:
     def __init__(self, logs: LogsDest, log_max_bytes: int | None = None) -> None:
         self._logs = logs
         self._log_max_bytes = log_max_bytes
-        self._pump = StreamPump(defaults.STDERR_TAIL_BYTES, log_max_bytes)
-        self._handed_over: list[int] = []
+        self._pump: StreamPump | None = None
+        self._workers_ends: list[int] = []
+        self._our_ends: list[tuple[int, _Wish]] = []
 
     def open(self, local_rank: int, stream: Std, prefix: str, filters: tuple[str, ...]) -> int:
         """The file descriptor that the worker is to find as this stream."""
@@ -33,51 +49,71 @@ class Outlets:
         if is_out and not file:
             return int(stream)
         if file and not is_tee and not self._must_pass_the_pump(stream, file):
-            return self._keep(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644))
-        filtered_file = self._logs.filtered_stdout if is_out else self._logs.filtered_stderr
-        route = Route(
-            local_rank,
-            stream,
-            log_file=file if file != os.devnull else "",
-            console=console_writer(stream) if is_tee or not file else None,
-            prefix=prefix if is_tee else "",
-            filters=filters if is_tee else (),
-            filtered_file=filtered_file if is_tee else "",
-        )
-        return self._keep(self._pump.open(route))
+            end = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        else:
+            our_end, end = os.pipe()
+            self._our_ends.append((our_end, _Wish(local_rank, stream, file, is_tee, prefix, filters)))
+        self._workers_ends.append(end)
+        return end
 
     def _must_pass_the_pump(self, stream: Std, file: str) -> bool:
         """A file with a size cap, and stderr that nobody keeps: its tail would be lost."""
         return stream == Std.ERR if file == os.devnull else self._log_max_bytes is not None
 
-    def _keep(self, fd: int) -> int:
-        self._handed_over.append(fd)
-        return fd
-
     def hand_over(self) -> None:
-        """The workers have their ends; close ours, and start to listen."""
-        for fd in self._handed_over:
-            os.close(fd)
-        self._handed_over.clear()
+        """The workers have their ends; close ours, and start to listen. The pump is imported while the workers start."""
+        from rallypoint.processes.streams import StreamPump
+
+        self._close_workers_ends()
+        self._pump = StreamPump(defaults.STDERR_TAIL_BYTES, self._log_max_bytes)
+        for end, wish in self._our_ends:
+            self._pump.attach(self._route(wish), end)
+        self._our_ends.clear()
         self._pump.start()
 
+    def _route(self, wish: _Wish) -> Route:
+        from rallypoint.processes.streams import Route, console_writer
+
+        filtered_file = self._logs.filtered_stdout if wish.stream == Std.OUT else self._logs.filtered_stderr
+        return Route(
+            wish.local_rank,
+            wish.stream,
+            log_file=wish.file if wish.file != os.devnull else "",
+            console=console_writer(wish.stream) if wish.is_tee or not wish.file else None,
+            prefix=wish.prefix if wish.is_tee else "",
+            filters=wish.filters if wish.is_tee else (),
+            filtered_file=filtered_file if wish.is_tee else "",
+        )
+
     def worker_ended(self, local_rank: int) -> None:
-        self._pump.worker_ended(local_rank)
+        if self._pump is not None:
+            self._pump.worker_ended(local_rank)
 
     def stderr_tail(self, local_rank: int) -> str:
         """The last lines that an ended worker wrote to stderr, from the pump or from its file."""
         file = self._logs.stderrs.get(local_rank, "")
-        self._pump.wait_drained(local_rank, timeout_s=1.0)
-        return self._pump.tail(local_rank, Std.ERR) or ("" if file == os.devnull else _file_tail(file))
+        tail = ""
+        if self._pump is not None:
+            self._pump.wait_drained(local_rank, timeout_s=1.0)
+            tail = self._pump.tail(local_rank, Std.ERR)
+        return tail or ("" if file == os.devnull else _file_tail(file))
 
     def quiet_interrupts(self) -> None:
-        self._pump.quiet_interrupts()
+        if self._pump is not None:
+            self._pump.quiet_interrupts()
 
     def close(self, timeout_s: float) -> None:
-        for fd in self._handed_over:
-            os.close(fd)
-        self._handed_over.clear()
-        self._pump.close(timeout_s)
+        self._close_workers_ends()
+        for end, _ in self._our_ends:
+            os.close(end)
+        self._our_ends.clear()
+        if self._pump is not None:
+            self._pump.close(timeout_s)
+
+    def _close_workers_ends(self) -> None:
+        for end in self._workers_ends:
+            os.close(end)
+        self._workers_ends.clear()
 
 
 def keep_tail(folder: str, tail: str) -> str:

@@ -82,17 +82,21 @@ class StreamPump:
 
     def open(self, route: Route) -> int:
         """A pipe for this stream: the end that the worker writes to, which the caller hands on and then closes."""
+        read_fd, write_fd = os.pipe()
+        self.attach(route, read_fd)
+        return write_fd
+
+    def attach(self, route: Route, read_fd: int) -> None:
+        """Carry this stream from a pipe that is there already; the end is ours from now on."""
         log = self._file(route.log_file)
         filtered = self._file(route.filtered_file) if route.filters else None
-        read_fd, write_fd = os.pipe()
         os.set_blocking(read_fd, False)
         if log is not None:  # much is expected; for a few lines of stderr the pages are better left to others
-            enlarge_pipe(write_fd)
+            enlarge_pipe(read_fd)
         stream = _Stream(route, read_fd, log, filtered)
         self._streams.append(stream)
         self._opened.append(stream)
         self._wake()
-        return write_fd
 
     def start(self) -> None:
         self._wake_read_fd, self._wake_write_fd = os.pipe()
