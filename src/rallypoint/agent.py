@@ -229,7 +229,8 @@ class SimpleElasticAgent(AgentRecords, ElasticAgent):
         members = [Member(spec.role, spec.local_world_size)]
         if group_world_size > 1:
             my_info = _RoleInstanceInfo(spec.role, group_rank, spec.local_world_size).serialize()
-            told = barriers.synchronize(store, my_info, group_rank, group_world_size, _ROLE_INFO_PREFIX)
+            with inbox.interrupting():
+                told = barriers.synchronize(store, my_info, group_rank, group_world_size, _ROLE_INFO_PREFIX)
             members = [Member(info.role, info.local_world_size) for info in map(_RoleInstanceInfo.deserialize, told)]
         mine = assign(members, group_rank if group_world_size > 1 else 0)
         return [Worker(w.local_rank, w.global_rank, w.role_rank, w.world_size, w.role_world_size) for w in mine]
@@ -238,13 +239,14 @@ class SimpleElasticAgent(AgentRecords, ElasticAgent):
         """Stay until all agents are done, or for the exit barrier's time: whoever leaves early would look like a lost node."""
         started_at = time.monotonic()
         try:
-            barriers.barrier(
-                store=self._store,
-                world_size=self._worker_group.group_world_size or 1,
-                key_prefix=_TERMINAL_STATE_SYNC_ID,
-                barrier_timeout=self._exit_barrier_timeout,
-                rank=self._worker_group.group_rank,
-            )
+            with inbox.interrupting():
+                barriers.barrier(
+                    store=self._store,
+                    world_size=self._worker_group.group_world_size or 1,
+                    key_prefix=_TERMINAL_STATE_SYNC_ID,
+                    barrier_timeout=self._exit_barrier_timeout,
+                    rank=self._worker_group.group_rank,
+                )
         except SignalException:
             raise
         except Exception as error:  # our workers have succeeded; whatever a store does at the end cannot change that

@@ -121,7 +121,7 @@ class LocalElasticAgent(SimpleElasticAgent):
 
     @prof
     def _stop_workers(self, worker_group: WorkerGroup, is_restart: bool = False) -> None:
-        self._shutdown(signal.SIGTERM, timeout=self._shutdown_timeout, is_restart=is_restart)
+        self._shutdown(signal.SIGTERM, timeout=self._shutdown_timeout)
 
     def _shutdown(
         self, death_sig: signal.Signals = signal.SIGTERM, timeout: float = defaults.SHUTDOWN_TIMEOUT_S, is_restart: bool = False
@@ -154,7 +154,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         is_ours = type(self)._monitor_workers is LocalElasticAgent._monitor_workers
         must_poll = news_fd is None or not is_ours or not isinstance(handler, WakingHandler)
         timeout_s = self._worker_group.spec.monitor_interval if must_poll else None
-        wait_readable([news_fd, peers_fd, inbox.fileno()], timeout_s)
+        wait_readable([news_fd if is_ours else None, peers_fd, inbox.fileno()], timeout_s)
 
 
 def _kill_wait(given_s: float | None) -> float | None:

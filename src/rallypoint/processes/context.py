@@ -64,10 +64,11 @@ class PContext(ABC):
         self._duplicate_stdout_filters = tuple(duplicate_stdout_filters or ())
         self._duplicate_stderr_filters = tuple(duplicate_stderr_filters or ())
         self._is_open = False
+        self._is_watching = False
 
     def start(self) -> None:
         """Start all processes; from now on the signals to handle end our waits instead of us."""
-        inbox.begin(self.envs[0].get(defaults.ENV_SIGNALS_TO_HANDLE, defaults.SIGNALS_TO_HANDLE))
+        self._is_watching = inbox.begin(self.envs[0].get(defaults.ENV_SIGNALS_TO_HANDLE, defaults.SIGNALS_TO_HANDLE))
         self._is_open = True
         try:
             self._start()
@@ -96,7 +97,8 @@ class PContext(ABC):
             try:
                 self._close(death_sig or signal.SIGTERM, timeout)
             finally:
-                inbox.end()
+                if self._is_watching:
+                    inbox.end()
 
     def news_fd(self) -> int | None:
         """Readable when a process may have ended; None where only polling tells."""

@@ -146,15 +146,15 @@ def _record_quietly(handler: ErrorHandler, error: Exception) -> None:
 
 
 def _record(handler: ErrorHandler, error: Exception) -> None:
-    """A launcher passes on its first failing worker's error file, if there is one; everybody else writes about the exception."""
+    """A launcher passes on its first failing worker's error file, if there is one; else the exception itself is told."""
     # If it is a ChildFailedError, its module has been imported; if not, importing it here would be work for nothing.
     module = sys.modules.get("rallypoint.processes.failures")
-    if not module or not isinstance(error, module.ChildFailedError):
-        handler.record_exception(error)
-    elif error.failures:
+    if module and isinstance(error, module.ChildFailedError) and error.failures:
         _, first = error.get_first_failure()
         if first.error_file != module.NOT_AVAILABLE:
             handler.dump_error_file(first.error_file, first.exitcode)
+            return
+    handler.record_exception(error)
 
 
 def _error_data(error: BaseException) -> dict[str, Any]:

@@ -59,7 +59,8 @@ def _run_forked(request: dict[str, Any], fn: Callable[..., Any], args: tuple[Any
     """Be a worker that was forked; multiprocessing's own bootstrap puts its state in order and gives the exit code."""
     from multiprocessing import get_context
 
-    os.close(request["error_fd"])
+    for fd in (request["error_fd"], *request["fds_of_others"]):
+        os.close(fd)
     os.chdir(request["cwd"])
     os.environ.clear()
     os.environ.update(request["env"])
@@ -80,20 +81,39 @@ def _reset_signals() -> None:
 
 def _call(fn: Callable[..., Any], args: tuple[Any, ...], result_fd: int) -> None:
     """Run the function, with its failure recorded, and leave what it returned."""
-    import pickle
-
     result = record(fn)(*args)
     with os.fdopen(result_fd, "wb") as file:
-        pickle.dump(result, file)
+        file.write(_pickle_result(result))
 
 
-def read_result(result_fd: int) -> Any:
-    """What the function returned; the agent's end of the memory file."""
+def _pickle_result(result: Any) -> bytes:
+    """By name where that can be, else by value where ``cloudpickle`` is installed."""
     import pickle
 
+    try:
+        return pickle.dumps(result)
+    except Exception:  # pickling runs the code of every object in the result, which may raise anything
+        try:
+            import cloudpickle
+        except ImportError:
+            pass
+        else:
+            return bytes(cloudpickle.dumps(result))
+        raise
+
+
+def read_result(rank: int, result_fd: int) -> Any:
+    """What the function returned; a worker that ended without returning, as by ``os._exit(0)``, returned nothing."""
+    import pickle
+
+    if os.fstat(result_fd).st_size == 0:
+        return None
     with os.fdopen(os.dup(result_fd), "rb") as file:
         file.seek(0)
-        return pickle.load(file)
+        try:
+            return pickle.load(file)
+        except Exception as error:  # unpickling runs the code of every object in the result
+            raise RuntimeError(f"what worker {rank} returned cannot be read back: {type(error).__name__}: {error}") from error
 
 
 def _unpack(parcel: BinaryIO) -> Any:
@@ -111,4 +131,5 @@ def _unpack(parcel: BinaryIO) -> Any:
         return pickle.load(parcel)
     finally:
         del current._inheriting
-        sys.stdout.flush()
+        if sys.stdout is not None:
+            sys.stdout.flush()

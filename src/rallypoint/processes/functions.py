@@ -59,6 +59,7 @@ class MultiprocessContext(WardedContext):
         self._numa_options = numa_options
         self._results: dict[int, int] = {}  # local rank -> memory file with what was returned
         self._parcels: list[Parcel] = []
+        self._values: dict[int, Any] | None = None
 
     def _launch_of(self, local_rank: int, error_file: str) -> Launch:
         env = {**self._inherited_env, **self.envs[local_rank], defaults.ENV_ERROR_FILE: error_file}
@@ -88,7 +89,9 @@ class MultiprocessContext(WardedContext):
         super()._let_go(keep_warden and self.start_method == "spawn")
 
     def _return_values(self) -> dict[int, Any]:
-        return {rank: function_worker.read_result(fd) for rank, fd in self._results.items()}
+        if self._values is None:
+            self._values = {rank: function_worker.read_result(rank, fd) for rank, fd in self._results.items()}
+        return self._values
 
     def _release(self) -> None:
         for fd in self._results.values():
@@ -111,7 +114,8 @@ def _fork_warden(fn: Callable[..., Any], args: dict[int, tuple[Any, ...]]) -> Wa
     ours, theirs = _socket.socketpair()
     agent_pid = os.getpid()
     for stream in (sys.stdout, sys.stderr):  # what is buffered is to be written once, not by every copy
-        stream.flush()
+        if stream is not None:
+            stream.flush()
     pid = os.fork()
     if pid == 0:
         ours.close()

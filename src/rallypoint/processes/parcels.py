@@ -36,6 +36,8 @@ def pack(content: Any, name: str) -> Parcel:
     from multiprocessing import spawn
 
     preparation = spawn.get_preparation_data(name)
+    if not os.path.exists(preparation.get("init_main_from_path", "/")):  # as for a program that was read from stdin
+        del preparation["init_main_from_path"]
     main_can_be_imported = "init_main_from_name" in preparation or "init_main_from_path" in preparation
     tracker_fd = _tracker_fd()
     with _collecting_fds() as passed:
@@ -50,36 +52,55 @@ def pack(content: Any, name: str) -> Parcel:
 
 
 def _pickle_content(content: Any, main_can_be_imported: bool) -> bytes:
+    """By name as multiprocessing does it; by value if that fails, or if ``__main__`` is a session that nobody can import."""
     from multiprocessing.reduction import ForkingPickler
 
-    function = content[0]
-    by_value_reason = ""
-    if getattr(function, "__module__", "") == "__main__" and not main_can_be_imported:
-        by_value_reason = "it is defined in an interactive session, which a new interpreter cannot import"
-    else:
-        buffer = io.BytesIO()
-        try:
-            ForkingPickler(buffer).dump(content)
-            return buffer.getvalue()
-        except Exception as error:  # pickling runs the code of every object in the content, which may raise anything
-            by_value_reason = f"pickle says: {error}"
-    return _pickle_by_value(content, by_value_reason)
+    if not main_can_be_imported and (_is_from_main(content[0]) or _have_cloudpickle()):
+        return _pickle_by_value(content, "it is defined in an interactive session, which a new interpreter cannot import")
+    buffer = io.BytesIO()
+    try:
+        ForkingPickler(buffer).dump(content)
+    except Exception as error:  # pickling runs the code of every object in the content, which may raise anything
+        return _pickle_by_value(content, f"pickle says: {error}")
+    return buffer.getvalue()
+
+
+def _is_from_main(function: Any) -> bool:
+    return getattr(function, "__module__", "") == "__main__"
+
+
+def _have_cloudpickle() -> bool:
+    from importlib.util import find_spec
+
+    return find_spec("cloudpickle") is not None
 
 
 def _pickle_by_value(content: Any, reason: str) -> bytes:
     name = getattr(content[0], "__qualname__", repr(content[0]))
-    try:
-        import cloudpickle
-    except ImportError:
+    if not _have_cloudpickle():
         raise UsageError(
             f"the function {name} or its arguments cannot be sent to a new process: {reason}. Define it at the top level of a "
             "module, or install rallypoint[functions], or use start_method='fork'"
-        ) from None
+        )
     try:
-        body: bytes = cloudpickle.dumps(content)
+        return _cloudpickle(content)
     except Exception as error:  # as above
         raise UsageError(f"the function {name} or its arguments cannot be sent to a new process: {error}") from error
-    return body
+
+
+def _cloudpickle(content: Any) -> bytes:
+    """By value, but queues, pipes and the like as multiprocessing sends them."""
+    from collections import ChainMap
+    from multiprocessing.reduction import ForkingPickler
+
+    import cloudpickle
+
+    as_multiprocessing_does = dict(ForkingPickler._extra_reducers)  # type: ignore[attr-defined]
+    table = ChainMap(as_multiprocessing_does, cloudpickle.Pickler.dispatch_table)
+    buffer = io.BytesIO()
+    pickler = type("Pickler", (cloudpickle.Pickler,), {"dispatch_table": table})  # it is looked up in the class
+    pickler(buffer).dump(content)
+    return buffer.getvalue()
 
 
 class _Spawning:

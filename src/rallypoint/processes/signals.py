@@ -45,20 +45,25 @@ class SignalInbox:
     @contextmanager
     def watch(self, names: str) -> Iterator[SignalInbox]:
         """Receive the named signals here instead of dying of them. Outside the main thread nothing can be received."""
-        self.begin(names)
+        counted = self.begin(names)
         try:
             yield self
         finally:
-            self.end()
+            if counted:
+                self.end()
 
-    def begin(self, names: str) -> None:
+    def begin(self, names: str) -> bool:
+        """Start to receive; whether anything can be received here, and so whether `end` is to be called."""
+        if threading.current_thread() is not threading.main_thread():
+            return False
         self._watchers += 1
-        if self._watchers > 1 or threading.current_thread() is not threading.main_thread():
-            return
+        if self._watchers > 1:
+            return True
         self._pipe = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         for number in parse_signal_names(names):
             if signal.getsignal(number) is not signal.SIG_IGN:
                 self._old_handlers[number] = signal.signal(number, self._handle)
+        return True
 
     def end(self) -> None:
         self._watchers -= 1
@@ -98,9 +103,9 @@ class SignalInbox:
     @contextmanager
     def interrupting(self) -> Iterator[None]:
         """Around a call into foreign code that may block: a signal is raised right there."""
-        self.raise_pending()
         self._may_raise = True
         try:
+            self.raise_pending()
             yield
         finally:
             self._may_raise = False

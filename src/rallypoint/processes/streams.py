@@ -78,6 +78,7 @@ class StreamPump:
         self._open: dict[int, _Stream] = {}  # the thread's own: by the descriptor that it reads
         self._poll = select.poll()
         self._wake_read_fd = self._wake_write_fd = -1
+        self._is_closing = False
         self._thread = threading.Thread(target=self._run, name="rallypoint-streams", daemon=True)
 
     def open(self, route: Route) -> int:
@@ -132,11 +133,15 @@ class StreamPump:
                 return True
             self.start()
         if self._wake_write_fd >= 0:
-            os.close(self._wake_write_fd)
-            self._wake_write_fd = -1
+            self._is_closing = True
+            self._wake()
         self._thread.join(timeout_s)
         has_shown_all = self._console.close(max(0.0, deadline - time.monotonic()))
         self._thread.join(LAST_BLOCKS_TIMEOUT_S)
+        if self._wake_write_fd >= 0 and not self._thread.is_alive():
+            os.close(self._wake_write_fd)
+            os.close(self._wake_read_fd)
+            self._wake_write_fd = -1
         return has_shown_all and not self._thread.is_alive()
 
     def _of_rank(self, local_rank: int) -> list[_Stream]:
@@ -165,14 +170,14 @@ class StreamPump:
             self._finish(stream)
         for file in self._files.values():
             file.close()
-        os.close(self._wake_read_fd)
 
     def _step(self) -> bool:
         """Carry what there is; False when the pump is being closed."""
         is_open = True
         for fd, _ in self._poll.poll():
             if fd == self._wake_read_fd:
-                is_open = bool(os.read(fd, READ_BYTES))
+                os.read(fd, READ_BYTES)
+                is_open = not self._is_closing
             else:
                 self._carry_block(self._open[fd])
         ended = [self._ended.popleft() for _ in range(len(self._ended))]  # first: whoever ended had been opened before

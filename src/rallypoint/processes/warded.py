@@ -46,6 +46,7 @@ class WardedContext(PContext):
         self._inherited_env: dict[str, str] = {}
         self._pids: dict[int, int] = {}
         self._exits: dict[int, Exited] = {}
+        self._start_error: WorkerStartError | None = None
         self._failures: dict[int, ProcessFailure] = {}
         self._rest: tuple[int, ...] | None = None  # None: not reported yet
         self._memory_kills: MemoryKills | None = None
@@ -109,6 +110,8 @@ class WardedContext(PContext):
             if left <= 0:
                 raise WorkerStartError(f"{len(self._pids)} of {self.nprocs} workers were started within {START_TIMEOUT_S:g} s")
             self._absorb(left)
+            if self._start_error is not None:
+                raise self._start_error
 
     def _absorb(self, timeout_s: float = 0.0) -> None:
         """Take in what the warden has reported."""
@@ -118,7 +121,8 @@ class WardedContext(PContext):
                 case Started(rank, pid):
                     self._pids[rank] = pid
                 case FailedToStart(rank, errno, reason):
-                    raise WorkerStartError(errno, f"worker {rank} could not be started: {reason}")
+                    error = WorkerStartError(errno, f"worker {rank} could not be started: {reason}")
+                    self._start_error = self._start_error or error
                 case Exited():
                     self._note_exit(news)
                 case Rest(pids):
@@ -134,7 +138,8 @@ class WardedContext(PContext):
     def _note_lost_warden(self) -> None:
         """Without its warden every worker has been killed by the kernel."""
         if len(self._pids) < self.nprocs:
-            raise WorkerStartError("the process that starts the workers was killed; see the system's log for who did it")
+            text = "the process that starts the workers ended before they were there; its last words or the system's log say why"
+            self._start_error = self._start_error or WorkerStartError(text)
         self._rest = ()
         for rank, pid in self._pids.items():
             if rank not in self._exits:
@@ -144,7 +149,7 @@ class WardedContext(PContext):
         if self._is_open:
             self._absorb()
         for rank, ended in self._exits.items():
-            if ended.exitcode != 0 and rank not in self._failures and self._is_open:
+            if ended.exitcode != 0 and rank not in self._failures:
                 self._failures[rank] = self._describe(ended)
         if self._failures:
             return RunProcsResult(failures=dict(self._failures), stdouts=self._logs.stdouts, stderrs=self._logs.stderrs)

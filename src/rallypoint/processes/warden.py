@@ -56,9 +56,10 @@ class Warden:
         self._become = become
         self._workers: dict[int, int] = {}  # pid -> local rank, of those not yet reaped
         self._rest_is_watched = False
-        self._killing_until = 0.0
         self._agent_fd = os.pidfd_open(agent_pid)
         self._poll = select.poll()
+        self._wakeup: tuple[int, ...] = ()
+        self._error_fds: list[int] = []
 
     def run(self) -> None:
         """Serve the agent until it is gone, then leave nothing behind."""
@@ -73,6 +74,7 @@ class Warden:
     def _catch_signals(self) -> int:
         """Wake the loop when a child ends, and outlive the agent's signals; a handler, unlike SIG_IGN, ends at exec."""
         read_fd, write_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._wakeup = (read_fd, write_fd)
         signal.set_wakeup_fd(write_fd, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2):
@@ -123,6 +125,7 @@ class Warden:
         for fd in fds:
             os.close(fd)
         failed = []
+        self._error_fds.clear()
         for request, pid, error_fd in pending:
             with os.fdopen(error_fd, "rb") as errors:
                 error = errors.read()
@@ -141,6 +144,7 @@ class Warden:
             os.close(error_read)
             self._run_child(request, fds, warden_pid, error_write)
         os.close(error_write)
+        self._error_fds.append(error_read)
         return pid, error_read
 
     def _run_child(self, request: dict[str, Any], fds: list[int], warden_pid: int, error_fd: int) -> None:
@@ -155,14 +159,19 @@ class Warden:
             for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python itself ignores these two
                 signal.signal(number, signal.SIG_DFL)
             places = [(fds[position], target) for position, target in request["fds"]]
-            error_fd = _duplicate_above(error_fd, 1 + max((target for _, target in places), default=2))
+            error_fd = _move_above(error_fd, places)
             _place_fds(places)
-            self._become({**request, "error_fd": error_fd})
+            kept = {error_fd, *(target for _, target in places)}
+            self._become({**request, "error_fd": error_fd, "fds_of_others": self._own_fds(fds) - kept})
             code = 0
-        except OSError as error:
-            os.write(error_fd, marshal.dumps((error.errno or 0, str(error))))
+        except (OSError, ValueError) as error:  # ValueError: a NUL in an argument or in the environment
+            os.write(error_fd, marshal.dumps((getattr(error, "errno", 0) or 0, str(error))))
         finally:
             os._exit(code)
+
+    def _own_fds(self, fds: list[int]) -> set[int]:
+        """What is the warden's and the neighbours', for a worker without exec to close."""
+        return {self._sock.fileno(), self._agent_fd, *self._wakeup, *self._error_fds, *fds}
 
     def _reap(self) -> None:
         """Collect everyone who has ended, and tell the agent of its workers."""
@@ -207,14 +216,20 @@ class Warden:
 
 def _place_fds(pairs: list[tuple[int, int]]) -> None:
     """Put each file descriptor at its number in the worker, whatever numbers they have now."""
-    top = 1 + max((target for _, target in pairs), default=2)
-    moved = [(_duplicate_above(fd, top), target) for fd, target in pairs]
-    for fd, target in moved:
+    for fd, target in [(_copy_above(fd, pairs), target) for fd, target in pairs]:
         os.dup2(fd, target)
+        os.close(fd)
 
 
-def _duplicate_above(fd: int, lowest: int) -> int:
-    return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, lowest)
+def _copy_above(fd: int, pairs: list[tuple[int, int]]) -> int:
+    """A copy under a number that is nobody's target."""
+    return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 1 + max((target for _, target in pairs), default=2))
+
+
+def _move_above(fd: int, pairs: list[tuple[int, int]]) -> int:
+    copy = _copy_above(fd, pairs)
+    os.close(fd)
+    return copy
 
 
 def _close_all_but(keep: int) -> None:

@@ -150,6 +150,10 @@ class WardenClient:
     def close(self, timeout_s: float = 5.0) -> None:
         """Hang up: the warden kills whatever is left and ends."""
         if self.pid:
+            try:
+                self._sock.shutdown(_socket.SHUT_RDWR)  # closing alone is no hang-up while some fork of ours has a copy
+            except OSError:  # the warden is gone already
+                pass
             self._sock.close()
             _reap(self.pid, timeout_s)
             self.pid = 0
