@@ -96,7 +96,7 @@ def _signature(cls: type[_Fields]) -> object:
     import inspect
 
     parameters = []
-    for name, one in cls._fields.items():
+    for name, one in sorted(cls._fields.items(), key=lambda item: item[1].kw_only):
         kind = inspect.Parameter.KEYWORD_ONLY if one.kw_only else inspect.Parameter.POSITIONAL_OR_KEYWORD
         default = one.default if one.default is not _MISSING else one.factory or inspect.Parameter.empty
         parameters.append(inspect.Parameter(name, kind, default=default, annotation=_annotation(cls, name)))

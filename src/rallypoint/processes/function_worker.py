@@ -57,7 +57,7 @@ def _serve(sock: _socket.socket, agent_pid: int, fn: Callable[..., Any], args: d
 
 def _run_forked(request: dict[str, Any], fn: Callable[..., Any], args: tuple[Any, ...]) -> NoReturn:
     """Be a worker that was forked; multiprocessing's own bootstrap puts its state in order and gives the exit code."""
-    from multiprocessing import get_context
+    from multiprocessing import get_context, util
 
     for fd in (request["error_fd"], *request["fds_of_others"]):
         os.close(fd)
@@ -67,7 +67,9 @@ def _run_forked(request: dict[str, Any], fn: Callable[..., Any], args: tuple[Any
     _reset_signals()
     (_, result_fd) = request["fds"][-1]
     process = get_context("fork").Process(target=_call, args=(fn, args, result_fd))
-    os._exit(process._bootstrap())  # type: ignore[attr-defined]  # what Process.start() calls in the child
+    code = process._bootstrap()  # type: ignore[attr-defined]  # what Process.start() calls in the child
+    util._exit_function()  # type: ignore[attr-defined]  # from 3.13 on left to the caller; before, the second call does nothing
+    os._exit(code)
 
 
 def _reset_signals() -> None:

@@ -136,13 +136,14 @@ class WardedContext(PContext):
         self._outlets.worker_ended(ended.local_rank)
 
     def _note_lost_warden(self) -> None:
-        """Without its warden every worker has been killed by the kernel."""
+        """Without its warden every worker has been killed by the kernel; what they started in their groups is left to us."""
         if len(self._pids) < self.nprocs:
             text = "the process that starts the workers ended before they were there; its last words or the system's log say why"
             self._start_error = self._start_error or WorkerStartError(text)
         self._rest = ()
         for rank, pid in self._pids.items():
             if rank not in self._exits:
+                _kill_group(pid)
                 self._note_exit(Exited(rank, pid, -signal.SIGKILL, time.time()))
 
     def _poll(self) -> RunProcsResult | None:
@@ -259,6 +260,13 @@ class WardedContext(PContext):
 
     def _pid_of(self, target: Target) -> int:
         return self._pids[target.number] if target.is_worker else target.number
+
+
+def _kill_group(leader: int) -> None:
+    try:
+        os.killpg(leader, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):  # nobody is left in it, or nobody that is ours
+        pass
 
 
 def _is_open(fd: int) -> bool:
