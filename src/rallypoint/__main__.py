@@ -33,6 +33,7 @@ def main() -> int:
 def _prepare(run_arguments: list[str]) -> None:
     if sys.platform != "linux":
         sys.exit(f"rallypoint needs Linux 5.4 or newer: it relies on pidfds and subreapers, which {sys.platform} does not have")
+    _open_standard_streams()
     if run_arguments and run_arguments[0] not in _ANSWERED_AT_ONCE:
         from rallypoint.processes.warden_start import start_warden
 
@@ -44,6 +45,13 @@ def _prepare(run_arguments: list[str]) -> None:
         init_duty.reap_orphans_if_first()
     else:
         _die_quietly_of_interrupts()
+
+
+def _open_standard_streams() -> None:
+    """A stream that was closed on us becomes /dev/null, so that no other file of ours gets its number."""
+    while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(fd, True)
+    os.close(fd)
 
 
 def _die_quietly_of_interrupts() -> None:

@@ -149,6 +149,7 @@ class SimpleElasticAgent(AgentRecords, ElasticAgent):
                 report.warn(why)
                 self._stop_workers(group)
                 group.state = WorkerState.FAILED
+                inbox.raise_pending()
                 return machine.Stopped()
             case machine.Drain():
                 self._exit_barrier()
@@ -196,6 +197,7 @@ class SimpleElasticAgent(AgentRecords, ElasticAgent):
         self._stop_workers(worker_group)
         worker_group.state = WorkerState.STOPPED
         self._observe(machine.Stopped())
+        inbox.raise_pending()
         self._initialize_workers(worker_group)
 
     @prof

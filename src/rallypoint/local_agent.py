@@ -9,6 +9,7 @@ from rallypoint import defaults, report
 from rallypoint.agent import SimpleElasticAgent
 from rallypoint.core.ranks import WorkerRanks
 from rallypoint.core.worker_plan import Group, WorkerPlan, plan_worker
+from rallypoint.errors import UsageError
 from rallypoint.metrics import prof
 from rallypoint.processes import warden_client
 from rallypoint.processes.context import PContext, wait_readable
@@ -160,4 +161,9 @@ class LocalElasticAgent(SimpleElasticAgent):
 def _kill_wait(given_s: float | None) -> float | None:
     """How long after SIGKILL a process is called unkillable, if somebody said so."""
     text = os.environ.get(defaults.ENV_UNINTERRUPTIBLE_TIMEOUT)
-    return given_s if given_s is not None or text is None else float(text)
+    if given_s is not None or not text:
+        return given_s
+    try:
+        return float(text)
+    except ValueError:
+        raise UsageError(f"{defaults.ENV_UNINTERRUPTIBLE_TIMEOUT} must be a number of seconds, not {text!r}") from None

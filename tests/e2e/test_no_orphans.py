@@ -334,15 +334,15 @@ def test_started_with_closed_streams(
 ):
     """P09: as some schedulers and daemons start it; workers get none of the launcher's own descriptors in their place."""
     worker = script("""
-        import os, sys
+        import os
         held = {}
         for fd in os.listdir("/proc/self/fd"):
             try:
                 held[fd] = os.readlink(f"/proc/self/fd/{fd}")
             except OSError:
                 pass
-        print("a line for stdout")
-        print("a line for stderr", file=sys.stderr)
+        os.write(1, b"a line for stdout\\n")
+        os.write(2, b"a line for stderr\\n")
         with open(f"held.{os.environ['RANK']}", "w") as file:
             file.write(" ".join(f"{fd}={what}" for fd, what in held.items()))
         """)

@@ -19,7 +19,7 @@ from collections.abc import Iterable
 
 from rallypoint.records import Value
 
-__all__ = ["Decision", "GaveUp", "Gone", "Send", "Stop", "Target", "Waiting", "check", "hurry", "step"]
+__all__ = ["Decision", "GaveUp", "Gone", "Send", "Stop", "Target", "Waiting", "begin", "check", "hurry", "pass_on", "step"]
 
 
 class Target(Value):
@@ -84,6 +84,11 @@ def begin(signal_number: int, grace_s: float, kill_wait_s: float) -> Stop:
 def hurry(stop: Stop) -> Stop:
     """No more grace: whoever is left is killed at the next step."""
     return stop.replace(grace_s=0.0)
+
+
+def pass_on(signal_number: int, present: Iterable[Target]) -> tuple[Send, ...]:
+    """A signal that comes while they are being stopped is for them too; they may end on it sooner. Their time does not change."""
+    return tuple(Send(target, signal_number, f"{target} is sent the signal that came") for target in present)
 
 
 def step(stop: Stop, present: Iterable[Target], now: float) -> Decision:

@@ -104,7 +104,8 @@ class InterruptFilter:
     """
 
     _TRACEBACK = b"Traceback (most recent call last)"
-    _OPENERS = (_TRACEBACK, b"Exception ignored ")
+    _INTERRUPTED_START = (b"Fatal Python error: init_", b"Python runtime state: ")  # before the first line of the program
+    _OPENERS = (_TRACEBACK, b"Exception ignored ", _INTERRUPTED_START[0])
     _LINKS = (b"During handling of the above exception", b"The above exception was the direct cause")
 
     def __init__(self, max_held_bytes: int = MAX_TRACEBACK_BYTES) -> None:
@@ -137,6 +138,8 @@ class InterruptFilter:
             self._has_ended = self._is_linked = False
             return self._hold(line)
         if line.isspace() or line.startswith((b" ", b"\t")):
+            return self._hold(line)
+        if line.startswith(self._INTERRUPTED_START) and not self._has_ended:
             return self._hold(line)
         if self._has_ended:
             return self.rest() + self._step(line)

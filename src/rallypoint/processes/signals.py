@@ -41,6 +41,8 @@ class SignalInbox:
         self._old_handlers: dict[signal.Signals, object] = {}
         self._pipe: tuple[int, int] | None = None
         self._may_raise = False
+        self._pending: list[signal.Signals] = []
+        self.received = 0  # since the first watcher began; the second signal is one of impatience
 
     @contextmanager
     def watch(self, names: str) -> Iterator[SignalInbox]:
@@ -60,6 +62,8 @@ class SignalInbox:
         if self._watchers > 1:
             return True
         self._pipe = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._pending.clear()
+        self.received = 0
         for number in parse_signal_names(names):
             if signal.getsignal(number) is not signal.SIG_IGN:
                 self._old_handlers[number] = signal.signal(number, self._handle)
@@ -77,6 +81,7 @@ class SignalInbox:
         self._pipe = None
 
     def _handle(self, number: int, _frame: FrameType | None) -> None:
+        self.received += 1
         if self._may_raise:
             raise SignalException(f"received {signal.Signals(number).name}", signal.Signals(number))
         if self._pipe is not None:
@@ -86,14 +91,21 @@ class SignalInbox:
         """Readable when a signal has come; None where none can come."""
         return self._pipe[0] if self._pipe else None
 
+    def collect(self) -> list[signal.Signals]:
+        """What has come since the last look; it stays to be taken."""
+        if self._pipe is None:
+            return []
+        try:
+            new = [signal.Signals(number) for number in os.read(self._pipe[0], 4096)]
+        except BlockingIOError:
+            return []
+        self._pending += new
+        return new
+
     def take(self) -> signal.Signals | None:
         """The oldest signal not yet taken."""
-        if self._pipe is None:
-            return None
-        try:
-            return signal.Signals(os.read(self._pipe[0], 1)[0])
-        except BlockingIOError:
-            return None
+        self.collect()
+        return self._pending.pop(0) if self._pending else None
 
     def raise_pending(self) -> None:
         number = self.take()

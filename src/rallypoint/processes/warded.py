@@ -137,6 +137,8 @@ class WardedContext(PContext):
 
     def _note_lost_warden(self) -> None:
         """Without its warden every worker has been killed by the kernel; what they started in their groups is left to us."""
+        assert self._warden is not None
+        report.warn(f"the warden (process {self._warden.pid}), parent of all workers, was killed, and all workers with it")
         if len(self._pids) < self.nprocs:
             text = "the process that starts the workers ended before they were there; its last words or the system's log say why"
             self._start_error = self._start_error or WorkerStartError(text)
@@ -210,15 +212,13 @@ class WardedContext(PContext):
         """Tell, kill and wait until nobody is left; those that even SIGKILL does not end are returned."""
         from rallypoint.core import shutdown
 
-        if death_sig == signal.SIGINT and self._outlets is not None:
-            self._outlets.quiet_interrupts()
+        self._hide_interrupts_after(death_sig)
         self._await_rest()
         stop = shutdown.begin(death_sig, grace_s, self.kill_wait_s)
         while True:
             decision = shutdown.step(stop, self._present(), time.monotonic())
+            self._send(decision.sends)
             stop = decision.stop
-            for send in decision.sends:
-                self._send(send)
             match decision.outcome:
                 case shutdown.GaveUp(stuck):
                     return stuck
@@ -227,8 +227,16 @@ class WardedContext(PContext):
                 case shutdown.Waiting(wake_at):
                     wait_readable([self.news_fd(), inbox.fileno()], wake_at - time.monotonic())
                     self._absorb()
-            if inbox.take() is not None:
-                stop = shutdown.hurry(stop)
+            for number in inbox.collect():
+                if inbox.received > 1:
+                    stop = shutdown.hurry(stop)
+                else:
+                    self._hide_interrupts_after(number)
+                    self._send(shutdown.pass_on(number, self._present()))
+
+    def _hide_interrupts_after(self, sent: signal.Signals) -> None:
+        if sent == signal.SIGINT and self._outlets is not None:
+            self._outlets.quiet_interrupts()
 
     def _await_rest(self) -> None:
         """Learn what there is besides the workers. A warden that does not answer is killed; the kernel kills its workers then."""
@@ -249,14 +257,15 @@ class WardedContext(PContext):
         workers = [Target(True, rank) for rank in self._pids if rank not in self._exits]
         return workers + [Target(False, pid) for pid in self._rest or ()]
 
-    def _send(self, send: Send) -> None:
+    def _send(self, sends: tuple[Send, ...]) -> None:
         assert self._warden is not None
-        if send.signal == signal.SIGKILL:
-            report.info(send.why)
-        if send.target.is_worker:
-            self._warden.signal_worker(send.target.number, send.signal)
-        else:
-            self._warden.signal_rest(send.target.number, send.signal)
+        for send in sends:
+            if send.signal == signal.SIGKILL:
+                report.info(send.why)
+            if send.target.is_worker:
+                self._warden.signal_worker(send.target.number, send.signal)
+            else:
+                self._warden.signal_rest(send.target.number, send.signal)
 
     def _pid_of(self, target: Target) -> int:
         return self._pids[target.number] if target.is_worker else target.number

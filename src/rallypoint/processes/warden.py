@@ -193,14 +193,11 @@ class Warden:
     def _signal_worker(self, local_rank: int, number: int) -> None:
         """Signal the whole group that a worker leads; it is ours as long as we have not reaped the leader."""
         for pid in [pid for pid, one in self._workers.items() if one == local_rank]:
-            try:
-                os.killpg(pid, number)
-            except PermissionError:  # it has become another user; the kernel lets us wait for it, no more
-                pass
+            _kill_if_allowed(-pid, number)
 
     def _signal_child(self, pid: int, number: int) -> None:
         if pid in children():
-            os.kill(pid, number)
+            _kill_if_allowed(pid, number)
 
     def _kill_everything(self, wakeup: int) -> None:
         """SIGKILL to every child, then to those that come to us in their place, until there are none."""
@@ -209,9 +206,17 @@ class Warden:
         self._poll.register(wakeup, select.POLLIN)
         while (left := children()) and time.monotonic() < give_up_at:
             for pid in left:
-                os.kill(pid, signal.SIGKILL)
+                _kill_if_allowed(pid, signal.SIGKILL)
             self._poll.poll(50)  # a child may come to us without a signal, when its parent was reaped by another
             self._reap()
+
+
+def _kill_if_allowed(pid: int, number: int) -> None:
+    """Signal a child, or with a negative id a group; one that has become another user can only be waited for."""
+    try:
+        os.kill(pid, number)
+    except PermissionError:
+        pass
 
 
 def _place_fds(pairs: list[tuple[int, int]]) -> None:
