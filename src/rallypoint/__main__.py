@@ -1,13 +1,19 @@
 """The commands ``rallyrun`` and ``rallypoint``, and ``python -m rallypoint``.
 
-Two things happen before anything else is imported. The warden is started, so that it is ready when the first worker is wanted.
-And Ctrl-C gets an end without a traceback: from here on there is no moment at which it would show one.
+Two things happen before anything else is imported. Ctrl-C gets an end without a traceback: from here on there is no moment at
+which it would show one. And the warden is started, so that it is ready when the first worker is wanted.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import signal as _signal
+else:
+    import _signal  # a part of every interpreter; signal itself takes milliseconds to import, in which Ctrl-C shows a traceback
 
 __all__ = ["main", "rallyrun"]
 
@@ -33,18 +39,16 @@ def main() -> int:
 def _prepare(run_arguments: list[str]) -> None:
     if sys.platform != "linux":
         sys.exit(f"rallypoint needs Linux 5.4 or newer: it relies on pidfds and subreapers, which {sys.platform} does not have")
+    _die_quietly_of_interrupts()
     _open_standard_streams()
     if run_arguments and run_arguments[0] not in _ANSWERED_AT_ONCE:
         from rallypoint.processes.warden_start import start_warden
 
         started = start_warden()
-        _die_quietly_of_interrupts()
         from rallypoint.processes import init_duty, warden_client
 
         warden_client.prepare(*started)
         init_duty.reap_orphans_if_first()
-    else:
-        _die_quietly_of_interrupts()
 
 
 def _open_standard_streams() -> None:
@@ -55,10 +59,8 @@ def _open_standard_streams() -> None:
 
 
 def _die_quietly_of_interrupts() -> None:
-    import signal
-
-    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
-        signal.signal(signal.SIGINT, lambda *_: os._exit(128 + signal.SIGINT))
+    if _signal.getsignal(_signal.SIGINT) != _signal.SIG_IGN:
+        _signal.signal(_signal.SIGINT, lambda *_: os._exit(128 + _signal.SIGINT))
 
 
 if __name__ == "__main__":

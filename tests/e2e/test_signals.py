@@ -107,6 +107,31 @@ def test_ctrl_c_at_any_moment_of_the_start(start_rallyrun: Any, processes: Any, 
         wait_until(lambda: not marked(), 2.0)
 
 
+# The real command, interrupted by itself at the first moment at which a stranger could see that it runs: it has a child.
+INTERRUPTS_ITSELF = """
+import os, sys
+from rallypoint.processes import warden_start
+
+start_warden = warden_start.start_warden
+
+def start_and_interrupt():
+    started = start_warden()
+    os.kill(os.getpid(), 2)
+    return started
+
+warden_start.start_warden = start_and_interrupt
+from rallypoint import __main__
+sys.exit(__main__.rallyrun())
+"""
+
+
+def test_ctrl_c_at_the_first_moment(start_command: Any, marked: Any, wait_until: Any):
+    """P20: our first lines see to it that there is no moment at which Ctrl-C would show a traceback."""
+    job = start_command([sys.executable, "-c", INTERRUPTS_ITSELF, "--standalone", "--no-python", "sleep", "60"])
+    assert (job.wait(10), job.stderr) == (130, "")
+    wait_until(lambda: not marked(), 2.0)
+
+
 def test_ctrl_c_while_interpreters_start(start_rallyrun: Any, script: Any, processes: Any, marked: Any, wait_until: Any):
     """P20: a Python that is just starting may swallow the signal; then the job ends within the shutdown time, as quietly."""
     worker = script(SLEEPS)

@@ -417,12 +417,28 @@ def test_a_signal_ends_any_wait_and_no_worker(start: Callable[..., PContext], al
 def test_a_second_signal_during_close_kills_at_once(start: Callable[..., PContext], tmp_path: Path, wait_until: Any) -> None:
     context = start(stubborn(tmp_path, 0))
     wait_until((tmp_path / "ready0").exists)
-    timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
-    timer.start()
+    timers = [threading.Timer(delay_s, os.kill, (os.getpid(), signal.SIGINT)) for delay_s in (0.2, 0.4)]
+    for timer in timers:
+        timer.start()
     started_at = time.monotonic()
-    context.close(signal.SIGTERM, timeout=30)
-    timer.join()
+    with pytest.raises(SignalException):
+        context.close(signal.SIGTERM, timeout=30)
+    for timer in timers:
+        timer.join()
     assert time.monotonic() - started_at < 5
+
+
+def test_a_signal_during_close_is_not_lost(start: Callable[..., PContext], tmp_path: Path, wait_until: Any) -> None:
+    """It is passed on to those that are being ended, and then told to the caller."""
+    code = f"import signal, time; signal.signal(15, signal.SIG_IGN); open({str(tmp_path / 'up')!r}, 'w'); time.sleep(60)"
+    context = start(args={0: ("-c", code)}, envs={0: {}})
+    wait_until((tmp_path / "up").exists)
+    timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    with pytest.raises(SignalException) as caught:
+        context.close(signal.SIGTERM, timeout=30)
+    timer.join()
+    assert caught.value.sigval is signal.SIGINT
 
 
 def test_the_signals_to_handle_are_those_of_the_workers_environment(start: Callable[..., PContext]) -> None:

@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 
 from rallypoint import defaults
-from rallypoint.errors import UsageError
+from rallypoint.errors import SignalException, UsageError
 from rallypoint.processes.log_specs import LogsSpecs
 from rallypoint.processes.signals import inbox
 from rallypoint.records import Record, field
@@ -97,8 +97,9 @@ class PContext(ABC):
             try:
                 self._close(death_sig or signal.SIGTERM, timeout)
             finally:
-                if self._is_watching:
-                    inbox.end()
+                left = inbox.end() if self._is_watching else None
+            if left is not None:
+                raise SignalException(f"received {left.name} while the processes were being ended", left)
 
     def news_fd(self) -> int | None:
         """Readable when a process may have ended; None where only polling tells."""

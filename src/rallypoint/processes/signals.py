@@ -69,16 +69,19 @@ class SignalInbox:
                 self._old_handlers[number] = signal.signal(number, self._handle)
         return True
 
-    def end(self) -> None:
+    def end(self) -> signal.Signals | None:
+        """Stop to receive; the last watcher is told of a signal that nobody has taken."""
         self._watchers -= 1
         if self._watchers or self._pipe is None:
-            return
+            return None
+        left = self.take()
         for number, old in self._old_handlers.items():
             signal.signal(number, old)  # type: ignore[arg-type]  # it is what signal.signal() gave us
         self._old_handlers.clear()
         for fd in self._pipe:
             os.close(fd)
         self._pipe = None
+        return left
 
     def _handle(self, number: int, _frame: FrameType | None) -> None:
         self.received += 1
