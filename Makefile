@@ -33,7 +33,7 @@ test: $(VENV)/.test
 	$(BIN)/pytest -m "not torch and not root and not soak"
 
 test-all: lint docs $(VENV)/.test $(VENV)/.torch
-	$(BIN)/pytest
+	$(BIN)/pytest -m "not soak"
 
 soak: $(VENV)/.test
 	$(BIN)/pytest -m soak

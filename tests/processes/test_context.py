@@ -566,3 +566,20 @@ def test_a_start_that_fails_closes_what_was_opened() -> None:
         context.start()
     assert [number for number, _ in context.closed] == [signal.SIGKILL]
     assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_a_fork_of_the_caller_keeps_its_signals_to_itself(start: Callable[..., PContext]) -> None:
+    """A signal to a process that the caller forked ends that process, and is not taken for one to the caller."""
+    context = start("sleep 60")
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(write, b"up")
+        time.sleep(60)
+        os._exit(1)
+    assert os.read(read, 2) == b"up"
+    os.close(read)
+    os.close(write)
+    os.kill(child, signal.SIGTERM)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGTERM
+    assert context.wait(0.1) is None

@@ -75,13 +75,22 @@ class SignalInbox:
         if self._watchers or self._pipe is None:
             return None
         left = self.take()
+        self._uninstall()
+        return left
+
+    def _uninstall(self) -> None:
         for number, old in self._old_handlers.items():
             signal.signal(number, old)  # type: ignore[arg-type]  # it is what signal.signal() gave us
         self._old_handlers.clear()
-        for fd in self._pipe:
+        for fd in self._pipe or ():
             os.close(fd)
         self._pipe = None
-        return left
+
+    def forget(self) -> None:
+        """In a fork of this process: what is sent to it is not for us, and must not be swallowed either."""
+        self._uninstall()
+        self._watchers = 0
+        self._may_raise = False
 
     def _handle(self, number: int, _frame: FrameType | None) -> None:
         self.received += 1
@@ -127,3 +136,4 @@ class SignalInbox:
 
 
 inbox = SignalInbox()
+os.register_at_fork(after_in_child=inbox.forget)

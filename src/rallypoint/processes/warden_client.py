@@ -9,6 +9,7 @@ from __future__ import annotations
 import _socket  # see frames
 import os
 import select
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -176,24 +177,37 @@ def _reap(pid: int, timeout_s: float) -> None:
 
 
 class _Shelf:
-    """At most one idle warden, and whether a used one may be put back."""
+    """At most one idle warden, and whether a used one may be put back. A fork of this process begins with an empty one."""
 
     def __init__(self) -> None:
         self.idle: WardenClient | None = None
         self.keepers = 0
 
+    def change_keepers(self, by: int) -> int:
+        with _shelf_lock:
+            self.keepers += by
+            return self.keepers
 
+    def swap(self, new: WardenClient | None) -> WardenClient | None:
+        """Put one there, or nothing, and take what was there; agents in several threads may do so at once."""
+        with _shelf_lock:
+            old, self.idle = self.idle, new
+            return old
+
+
+_shelf_lock = threading.Lock()
 _shelf = _Shelf()
+os.register_at_fork(after_in_child=_shelf.__init__)  # type: ignore[misc]
 
 
 def prepare(line: _socket.socket, pid: int) -> None:
     """Have a warden that was started already used first."""
-    _shelf.idle = WardenClient(line, pid)
+    _shelf.swap(WardenClient(line, pid))
 
 
 def take() -> WardenClient:
     """An idle warden that still lives, or a new one."""
-    idle, _shelf.idle = _shelf.idle, None
+    idle = _shelf.swap(None)
     if idle is not None and not idle.receive():
         return idle
     if idle is not None:
@@ -203,25 +217,17 @@ def take() -> WardenClient:
 
 def put_back(client: WardenClient) -> None:
     """Keep a warden that has no process left for the next group, if there may be one; else end it."""
-    if _shelf.keepers and _shelf.idle is None and not client.is_lost:
-        _shelf.idle = client
-    else:
-        client.close()
-
-
-def discard_idle() -> None:
-    idle, _shelf.idle = _shelf.idle, None
-    if idle is not None:
-        idle.close()
+    surplus = _shelf.swap(client) if _shelf.keepers and not client.is_lost else client
+    if surplus is not None:
+        surplus.close()
 
 
 @contextmanager
 def keep_wardens() -> Iterator[None]:
     """While this is entered, an idle warden is kept for the next group; afterwards there is none."""
-    _shelf.keepers += 1
+    _shelf.change_keepers(+1)
     try:
         yield
     finally:
-        _shelf.keepers -= 1
-        if not _shelf.keepers:
-            discard_idle()
+        if not _shelf.change_keepers(-1) and (idle := _shelf.swap(None)):
+            idle.close()
