@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import os
+import select
+import time
 
-__all__ = ["adopt_orphans", "children", "die_with_parent", "set_name"]
+__all__ = ["adopt_orphans", "children", "die_with_parent", "kill_children", "kill_if_allowed", "set_name"]
 
 _SIGKILL = 9  # importing signal takes longer than all else here
 _PR_SET_PDEATHSIG = 1
@@ -27,6 +29,51 @@ def die_with_parent() -> None:
 def set_name(name: str) -> None:
     """The name that ps and top show; 15 bytes of it."""
     _libc.prctl(_PR_SET_NAME, name.encode(), 0, 0, 0)
+
+
+def kill_children(timeout_s: float) -> None:
+    """SIGKILL to every child, then to those that come to us in their place, until there are none."""
+    give_up_at = time.monotonic() + timeout_s
+    while (left := children()) and time.monotonic() < give_up_at:
+        for pid in left:
+            kill_if_allowed(pid, _SIGKILL)
+        _wait_for_one(left, give_up_at)
+        for pid in left:
+            _reap(pid)
+
+
+def _wait_for_one(pids: list[int], until: float) -> None:
+    """Wait for the end of any of these children. Those that it leaves behind are ours by then."""
+    poll = select.poll()
+    pidfds = [fd for fd in map(_pidfd, pids) if fd is not None]
+    for fd in pidfds:
+        poll.register(fd, select.POLLIN)
+    if len(pidfds) == len(pids):
+        poll.poll(max(0.0, until - time.monotonic()) * 1000)
+    for fd in pidfds:
+        os.close(fd)
+
+
+def _pidfd(pid: int) -> int | None:
+    try:
+        return os.pidfd_open(pid)
+    except ProcessLookupError:  # as process 1 we have a thread that reaps whatever ends
+        return None
+
+
+def _reap(pid: int) -> None:
+    try:
+        os.waitpid(pid, os.WNOHANG)
+    except ChildProcessError:  # as above
+        pass
+
+
+def kill_if_allowed(pid: int, number: int) -> None:
+    """Signal a child, or with a negative id a group; one that has become another user can only be waited for."""
+    try:
+        os.kill(pid, number)
+    except (PermissionError, ProcessLookupError):
+        pass
 
 
 def children() -> list[int]:

@@ -89,6 +89,10 @@ class WardedContext(PContext):
 
         self._memory_kills = MemoryKills()
         self._memory_kills.snapshot()
+        if warden_client.this_is_a_launcher():  # then what a killed warden leaves comes to us
+            from rallypoint.processes import kernel
+
+            kernel.adopt_orphans()
 
     def _launch(self, rank: int) -> Launch:
         assert self._outlets is not None
@@ -147,6 +151,10 @@ class WardedContext(PContext):
             if rank not in self._exits:
                 _kill_group(pid)
                 self._note_exit(Exited(rank, pid, -signal.SIGKILL, time.time()))
+        if warden_client.this_is_a_launcher():
+            from rallypoint.processes import kernel
+
+            kernel.kill_children(self.kill_wait_s)
 
     def _poll(self) -> RunProcsResult | None:
         if self._is_open:

@@ -27,7 +27,7 @@ import sys
 import time
 
 from rallypoint.processes.frames import receive_frame, send_frame
-from rallypoint.processes.kernel import adopt_orphans, children, die_with_parent, set_name
+from rallypoint.processes.kernel import adopt_orphans, children, die_with_parent, kill_children, kill_if_allowed, set_name
 
 TYPE_CHECKING = False  # to import typing would take longer than all else here
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class Warden:
             self._poll.register(fd, select.POLLIN)
         while self._serve_once(wakeup):
             pass
-        self._kill_everything(wakeup)
+        kill_children(KILLING_ENDS_S)
 
     def _catch_signals(self) -> int:
         """Wake the loop when a child ends, and outlive the agent's signals; a handler, unlike SIG_IGN, ends at exec."""
@@ -193,30 +193,11 @@ class Warden:
     def _signal_worker(self, local_rank: int, number: int) -> None:
         """Signal the whole group that a worker leads; it is ours as long as we have not reaped the leader."""
         for pid in [pid for pid, one in self._workers.items() if one == local_rank]:
-            _kill_if_allowed(-pid, number)
+            kill_if_allowed(-pid, number)
 
     def _signal_child(self, pid: int, number: int) -> None:
         if pid in children():
-            _kill_if_allowed(pid, number)
-
-    def _kill_everything(self, wakeup: int) -> None:
-        """SIGKILL to every child, then to those that come to us in their place, until there are none."""
-        give_up_at = time.monotonic() + KILLING_ENDS_S
-        self._poll = select.poll()
-        self._poll.register(wakeup, select.POLLIN)
-        while (left := children()) and time.monotonic() < give_up_at:
-            for pid in left:
-                _kill_if_allowed(pid, signal.SIGKILL)
-            self._poll.poll(50)  # a child may come to us without a signal, when its parent was reaped by another
-            self._reap()
-
-
-def _kill_if_allowed(pid: int, number: int) -> None:
-    """Signal a child, or with a negative id a group; one that has become another user can only be waited for."""
-    try:
-        os.kill(pid, number)
-    except PermissionError:
-        pass
+            kill_if_allowed(pid, number)
 
 
 def _place_fds(pairs: list[tuple[int, int]]) -> None:

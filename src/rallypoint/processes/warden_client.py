@@ -182,6 +182,7 @@ class _Shelf:
     def __init__(self) -> None:
         self.idle: WardenClient | None = None
         self.keepers = 0
+        self.is_of_a_launcher = False
 
     def change_keepers(self, by: int) -> int:
         with _shelf_lock:
@@ -201,8 +202,14 @@ os.register_at_fork(after_in_child=_shelf.__init__)  # type: ignore[misc]
 
 
 def prepare(line: _socket.socket, pid: int) -> None:
-    """Have a warden that was started already used first."""
+    """Have a warden that was started already used first. For a process that is a launcher and nothing else."""
+    _shelf.is_of_a_launcher = True
     _shelf.swap(WardenClient(line, pid))
+
+
+def this_is_a_launcher() -> bool:
+    """Whether this process has no children but ours, so that it may adopt orphans, and may kill whom it adopted."""
+    return _shelf.is_of_a_launcher
 
 
 def take() -> WardenClient:
