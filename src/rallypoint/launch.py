@@ -105,7 +105,8 @@ def _worker_spec(config: LaunchConfig, entrypoint: Entrypoint, args: Sequence[An
 def _make_agent(config: LaunchConfig, spec: WorkerSpec, health_check_server: Any) -> LocalElasticAgent:
     if config.logs_specs is None:
         raise UsageError("logs_specs was set to None after the config was made; leave it out for the default")
-    config.logs_specs.log_max_bytes = config.log_max_bytes
+    if config.log_max_bytes is not None:
+        config.logs_specs.log_max_bytes = config.log_max_bytes
     return LocalElasticAgent(
         spec=spec,
         logs_specs=config.logs_specs,

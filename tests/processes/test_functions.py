@@ -741,3 +741,28 @@ def test_a_worker_that_is_killed_from_outside_ends_the_launch_and_its_family(
         launcher.wait()
     assert not any(map(alive, pids.values()))
     assert "SIGKILL" in (tmp_path / "stderr").read_text()
+
+
+def test_ctrl_c_while_the_server_of_workers_is_still_importing(tmp_path: Path, wait_until: Any) -> None:
+    """P20: also while a fork server imports what it is to run, which may take many seconds."""
+    (tmp_path / "slow.py").write_text(
+        "import os, time\n"
+        "if os.environ.get('PARENT') != str(os.getpid()):\n"
+        "    open('importing', 'w').close()\n"
+        "    time.sleep(60)\n"
+        "def work(): pass\n"
+    )
+    program = (
+        "import os, sys\nos.environ['PARENT'] = str(os.getpid())\nimport slow\n"
+        "from rallypoint import LaunchConfig, SignalException, elastic_launch\n"
+        "try:\n"
+        "    elastic_launch(LaunchConfig(1, 1, 2, rdzv_backend='c10d', start_method='forkserver'), slow.work)()\n"
+        "except SignalException:\n"
+        "    sys.exit(130)\n"
+    )
+    job = subprocess.Popen([sys.executable, "-c", program], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(tmp_path)})
+    wait_until((tmp_path / "importing").exists)
+    sent_at = time.monotonic()
+    job.send_signal(signal.SIGINT)
+    assert job.wait(20) == 130
+    assert time.monotonic() - sent_at < 2.0

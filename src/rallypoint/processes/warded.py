@@ -74,7 +74,7 @@ class WardedContext(PContext):
     def _start(self) -> None:
         self._warden = self._open_warden()
         self._logs = self._logs_specs.reify(self.envs)
-        self._outlets = Outlets(self._logs, self._logs_specs.log_max_bytes)
+        self._outlets = Outlets(self._logs, getattr(self._logs_specs, "log_max_bytes", None))
         self._inherited_env = dict(os.environ)
         try:
             self._warden.spawn([self._launch(rank) for rank in sorted(self.args)])
@@ -113,7 +113,9 @@ class WardedContext(PContext):
             left = give_up_at - time.monotonic()
             if left <= 0:
                 raise WorkerStartError(f"{len(self._pids)} of {self.nprocs} workers were started within {START_TIMEOUT_S:g} s")
-            self._absorb(left)
+            wait_readable([self.news_fd(), inbox.fileno()], left)
+            inbox.raise_pending()
+            self._absorb()
             if self._start_error is not None:
                 raise self._start_error
 
@@ -198,8 +200,10 @@ class WardedContext(PContext):
     def _close(self, death_sig: signal.Signals, timeout: float) -> None:
         stuck: tuple[Target, ...] = ()
         try:
-            if self._warden is not None:
+            if self._warden is not None and self._pids:
                 stuck = self._stop_all(death_sig, timeout)
+            elif self._warden is not None:
+                self._warden.kill()  # nobody was started; it may be busy importing what it was to run
         finally:
             self._let_go(keep_warden=not stuck and self._rest == ())
         if stuck:
@@ -255,7 +259,7 @@ class WardedContext(PContext):
             left = give_up_at - time.monotonic()
             if left <= 0:
                 report.warn(f"process {self._warden.pid}, the parent of the workers, does not answer and is killed with them")
-                os.kill(self._warden.pid, signal.SIGKILL)
+                self._warden.kill()
                 left = ANSWER_TIMEOUT_S
             self._absorb(left)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import _socket  # see frames
 import os
 import select
+import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -147,6 +148,10 @@ class WardenClient:
     @property
     def is_lost(self) -> bool:
         return self._is_lost
+
+    def kill(self) -> None:
+        """End it at once; the kernel kills the workers with it."""
+        os.kill(self.pid, signal.SIGKILL)
 
     def close(self, timeout_s: float = 5.0) -> None:
         """Hang up: the warden kills whatever is left and ends."""
