@@ -79,6 +79,7 @@ class WardenClient:
         self._sock = sock
         self.pid = pid
         self._is_lost = False
+        self._told_loss = False
 
     @classmethod
     def start(cls) -> WardenClient:
@@ -133,7 +134,10 @@ class WardenClient:
         while not self._is_lost and poll.poll(wait_ms):
             reports += self._receive_frame()
             wait_ms = 0
-        return reports or ([Lost()] if self._is_lost else [])
+        if self._is_lost and not self._told_loss:
+            self._told_loss = True
+            reports.append(Lost())
+        return reports
 
     def _receive_frame(self) -> list[Report]:
         try:
@@ -142,7 +146,7 @@ class WardenClient:
             frame = None
         if frame is None:
             self._is_lost = True
-            return [Lost()]
+            return []
         return _to_reports(*frame[0])
 
     @property
@@ -150,8 +154,13 @@ class WardenClient:
         return self._is_lost
 
     def kill(self) -> None:
-        """End it at once; the kernel kills the workers with it."""
-        os.kill(self.pid, signal.SIGKILL)
+        """End it at once; the kernel kills the workers with it. One that is lost may be reaped, and its id a stranger's."""
+        if self._is_lost:
+            return
+        try:
+            os.kill(self.pid, signal.SIGKILL)
+        except ProcessLookupError:  # as process 1 we have a thread that reaps whatever ends
+            pass
 
     def close(self, timeout_s: float = 5.0) -> None:
         """Hang up: the warden kills whatever is left and ends."""
