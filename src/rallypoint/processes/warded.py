@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["WardedContext"]
 
 START_TIMEOUT_S = 60.0  # forking a few hundred processes takes less than one
+SIGNALLED_START_S = 0.5  # what is left for it once a signal has come; only an import in a fork server takes longer
 ANSWER_TIMEOUT_S = 10.0  # a warden answers in a millisecond; one that does not is stopped or stuck
 DRAIN_TIMEOUT_S = 5.0  # for the last lines of ended workers, should the console be stuck
 
@@ -107,17 +108,22 @@ class WardedContext(PContext):
         return launch.replace(fds={**streams, **launch.fds})
 
     def _await_start(self) -> None:
-        """Return when every worker has been started; if one cannot be, none is left."""
+        """Return when every worker has been started; if one cannot be, none is left.
+
+        A signal waits a little for that, so that those who are just being started are asked to stop as all others are.
+        """
         give_up_at = time.monotonic() + START_TIMEOUT_S
         while len(self._pids) < self.nprocs:
             left = give_up_at - time.monotonic()
             if left <= 0:
+                inbox.raise_pending()
                 raise WorkerStartError(f"{len(self._pids)} of {self.nprocs} workers were started within {START_TIMEOUT_S:g} s")
             wait_readable([self.news_fd(), inbox.fileno()], left)
-            inbox.raise_pending()
             self._absorb()
             if self._start_error is not None:
                 raise self._start_error
+            if inbox.collect():
+                give_up_at = min(give_up_at, time.monotonic() + SIGNALLED_START_S)
 
     def _absorb(self, timeout_s: float = 0.0) -> None:
         """Take in what the warden has reported."""
@@ -143,6 +149,8 @@ class WardedContext(PContext):
 
     def _note_lost_warden(self) -> None:
         """Without its warden every worker has been killed by the kernel; what they started in their groups is left to us."""
+        from rallypoint.processes import kernel
+
         assert self._warden is not None
         report.warn(f"the warden (process {self._warden.pid}), parent of all workers, was killed, and all workers with it")
         if len(self._pids) < self.nprocs:
@@ -151,11 +159,9 @@ class WardedContext(PContext):
         self._rest = ()
         for rank, pid in self._pids.items():
             if rank not in self._exits:
-                _kill_group(pid)
+                kernel.kill_if_allowed(-pid, signal.SIGKILL)
                 self._note_exit(Exited(rank, pid, -signal.SIGKILL, time.time()))
         if warden_client.this_is_a_launcher():
-            from rallypoint.processes import kernel
-
             kernel.kill_children(self.kill_wait_s)
 
     def _poll(self) -> RunProcsResult | None:
@@ -281,13 +287,6 @@ class WardedContext(PContext):
 
     def _pid_of(self, target: Target) -> int:
         return self._pids[target.number] if target.is_worker else target.number
-
-
-def _kill_group(leader: int) -> None:
-    try:
-        os.killpg(leader, signal.SIGKILL)
-    except (ProcessLookupError, PermissionError):  # nobody is left in it, or nobody that is ours
-        pass
 
 
 def _is_open(fd: int) -> bool:
