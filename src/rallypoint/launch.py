@@ -63,7 +63,7 @@ def launch_agent(
         shutdown_rdzv = False
         events.record(agent.get_event_failed(), config.event_log_handler)
         raise
-    except Exception as error:
+    except Exception as error:  # all that ends an agent is put on record; each is raised again
         if not _is_child_failure(error):
             events.record(agent.get_event_failed(), config.event_log_handler)
         raise

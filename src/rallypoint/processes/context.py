@@ -72,7 +72,7 @@ class PContext(ABC):
         self._is_open = True
         try:
             self._start()
-        except BaseException:
+        except BaseException:  # whatever it was, a signal included, nobody may be left; it is raised again
             self.close(signal.SIGKILL)
             raise
 

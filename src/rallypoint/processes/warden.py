@@ -58,35 +58,32 @@ class Warden:
         self._rest_is_watched = False
         self._agent_fd = os.pidfd_open(agent_pid)
         self._poll = select.poll()
-        self._wakeup: tuple[int, ...] = ()
+        self._wakeup = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._error_fds: list[int] = []
 
     def run(self) -> None:
         """Serve the agent until it is gone, then leave nothing behind."""
-        wakeup = self._catch_signals()
+        self._catch_signals()
         adopt_orphans()
-        for fd in (self._sock.fileno(), self._agent_fd, wakeup):
+        for fd in (self._sock.fileno(), self._agent_fd, self._wakeup[0]):
             self._poll.register(fd, select.POLLIN)
-        while self._serve_once(wakeup):
+        while self._serve_once():
             pass
         kill_children(KILLING_ENDS_S)
 
-    def _catch_signals(self) -> int:
+    def _catch_signals(self) -> None:
         """Wake the loop when a child ends, and outlive the agent's signals; a handler, unlike SIG_IGN, ends at exec."""
-        read_fd, write_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        self._wakeup = (read_fd, write_fd)
-        signal.set_wakeup_fd(write_fd, warn_on_full_buffer=False)
+        signal.set_wakeup_fd(self._wakeup[1], warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2):
             if signal.getsignal(number) != signal.SIG_IGN:
                 signal.signal(number, lambda *_: None)
-        return read_fd
 
-    def _serve_once(self, wakeup: int) -> bool:
+    def _serve_once(self) -> bool:
         """Wait for the next event and act on it; False once the agent is gone."""
         ready = {fd for fd, _ in self._poll.poll()}
-        if wakeup in ready:
-            os.read(wakeup, 65536)
+        if self._wakeup[0] in ready:
+            os.read(self._wakeup[0], 65536)
             self._reap()
         if self._agent_fd in ready:
             return False
