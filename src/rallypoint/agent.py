@@ -11,14 +11,15 @@ import time
 from abc import ABC, abstractmethod
 
 from rallypoint import defaults, report
-from rallypoint.agent_records import AgentRecords
+from rallypoint.agent_peers import AgentPeers
+from rallypoint.agent_records import AgentRecords, _get_fq_hostname
 from rallypoint.core import agent as machine
-from rallypoint.core.ranks import Member, assign
-from rallypoint.errors import RendezvousGracefulExitError, SignalException, UnkillableWorkersError
+from rallypoint.core import restarts
+from rallypoint.core.ranks import Member, WorkerRanks, assign
+from rallypoint.errors import JobFailedError, RendezvousGracefulExitError, SignalException, UnkillableWorkersError
 from rallypoint.metrics import prof, put_metric
 from rallypoint.processes.context import wait_readable
 from rallypoint.processes.signals import inbox
-from rallypoint.rendezvous.handler import RendezvousInfo, WakingHandler
 from rallypoint.role_info import _RoleInstanceInfo
 from rallypoint.store import barriers
 from rallypoint.workers import RunResult, Worker, WorkerGroup, WorkerSpec, WorkerState
@@ -46,7 +47,7 @@ class ElasticAgent(ABC):
         """The workers of this role, as they are now; they may change under the caller's eyes."""
 
 
-class SimpleElasticAgent(AgentRecords, ElasticAgent):
+class SimpleElasticAgent(AgentRecords, AgentPeers, ElasticAgent):
     """An agent for the workers of a single role."""
 
     def __init__(
@@ -65,6 +66,10 @@ class SimpleElasticAgent(AgentRecords, ElasticAgent):
         self._state: machine.State = machine.begin()[0]
         self._last_result = RunResult(WorkerState.INIT)
         self._ended_by: Exception | None = None
+        self._restart_policy = restarts.RestartPolicy(spec.max_restarts)
+        self._purse = restarts.Purse()
+        self._started_at = time.monotonic()
+        self._restarting = machine.Restart("", 0)
 
     def get_worker_group(self, role: str = DEFAULT_ROLE) -> WorkerGroup:
         return self._worker_group
@@ -103,6 +108,7 @@ class SimpleElasticAgent(AgentRecords, ElasticAgent):
                 return RunResult(WorkerState.SUCCEEDED)
             except SignalException as received:
                 death_sig = received.sigval
+                self._depart(f"{death_sig.name} was received on {_get_fq_hostname()}")
                 report.warn(f"{death_sig.name} was received: passing it on to the workers, {self._shutdown_timeout:g} s to stop")
                 raise
             finally:
@@ -116,6 +122,8 @@ class SimpleElasticAgent(AgentRecords, ElasticAgent):
             action = self._observe(self._attempt(action))
         if isinstance(action, machine.Abandon):
             raise self._ended_by or RuntimeError(action.why)
+        if not action.succeeded and not self._last_result.is_failed():
+            self._last_result = RunResult(WorkerState.FAILED)  # for a reason that lies elsewhere
         return self._last_result
 
     def _observe(self, seen: machine.Observation) -> machine.Action:
@@ -133,6 +141,8 @@ class SimpleElasticAgent(AgentRecords, ElasticAgent):
         except UnkillableWorkersError as error:
             self._ended_by = error
             return machine.CouldNotStop(str(error))
+        except JobFailedError as error:
+            return machine.JobEnded("failed", error.why)
 
     def _perform(self, action: machine.Action) -> machine.Observation:
         group = self._worker_group
@@ -142,6 +152,7 @@ class SimpleElasticAgent(AgentRecords, ElasticAgent):
                 return machine.Started()
             case machine.Restart(why, spent):
                 report.warn(why)
+                self._restarting = action
                 self._remaining_restarts -= spent
                 self._restart_workers(group)
                 return machine.Started()
@@ -152,6 +163,9 @@ class SimpleElasticAgent(AgentRecords, ElasticAgent):
                 inbox.raise_pending()
                 return machine.Stopped()
             case machine.Drain():
+                peers = self._peers()
+                if peers is not None:
+                    return self._drain(peers)
                 self._exit_barrier()
                 return machine.Drained()
         return self._watch()
@@ -166,15 +180,20 @@ class SimpleElasticAgent(AgentRecords, ElasticAgent):
 
     def _look(self) -> machine.Observation:
         group, spec = self._worker_group, self._worker_group.spec
+        peers = self._observe_peers()
+        if isinstance(peers, machine.Fenced) or (isinstance(peers, machine.JobEnded) and peers.how == "failed"):
+            return peers
         result = self._last_result = self._monitor_workers(group)
         group.state = result.state
         put_metric(f"workers.{spec.role}.remaining_restarts", self._remaining_restarts)
         put_metric(f"workers.{spec.role}.{result.state.name.lower()}", 1)
         match result.state:
             case WorkerState.SUCCEEDED:
-                return machine.Succeeded()
+                return peers or machine.Succeeded()
             case WorkerState.FAILED | WorkerState.UNHEALTHY:
-                return machine.Failed(_describe(result), self._remaining_restarts, spec.max_restarts)
+                return machine.Failed(_describe(result), self._report_failure(result))
+            case WorkerState.HEALTHY if self._peers() is not None:
+                return peers or machine.PeersWaiting(0)
             case WorkerState.HEALTHY:
                 return machine.PeersWaiting(spec.rdzv_handler.num_nodes_waiting())
         return machine.LostTrack(f"the workers of role {spec.role} are in the state {result.state.name}")
@@ -198,6 +217,9 @@ class SimpleElasticAgent(AgentRecords, ElasticAgent):
         worker_group.state = WorkerState.STOPPED
         self._observe(machine.Stopped())
         inbox.raise_pending()
+        if self._restarting.delay_s:
+            wait_readable([inbox.fileno()], self._restarting.delay_s)
+            inbox.raise_pending()
         self._initialize_workers(worker_group)
 
     @prof
@@ -218,24 +240,19 @@ class SimpleElasticAgent(AgentRecords, ElasticAgent):
         worker_group.master_port = spec.master_port or master.master_port
         self._observe(machine.Joined(info.rank, info.world_size))
 
-    def _next_rendezvous(self, spec: WorkerSpec) -> RendezvousInfo:
-        """Only a handler that we do not know may block in a way that nothing but an exception can end."""
-        if isinstance(spec.rdzv_handler, WakingHandler):
-            return spec.rdzv_handler.next_rendezvous()
-        with inbox.interrupting():
-            return spec.rdzv_handler.next_rendezvous()
-
     @prof
     def _assign_worker_ranks(self, store: Any, group_rank: int, group_world_size: int, spec: WorkerSpec) -> list[Worker]:
-        """Tell all agents our role and number of workers, and compute our ranks from theirs."""
+        """Our ranks: the job knows them, or we compute them from what all agents tell about their workers."""
+        peers = self._peers()
+        if peers is not None:
+            return _workers(peers.worker_ranks())
         members = [Member(spec.role, spec.local_world_size)]
         if group_world_size > 1:
             my_info = _RoleInstanceInfo(spec.role, group_rank, spec.local_world_size).serialize()
             with inbox.interrupting():
                 told = barriers.synchronize(store, my_info, group_rank, group_world_size, _ROLE_INFO_PREFIX)
             members = [Member(info.role, info.local_world_size) for info in map(_RoleInstanceInfo.deserialize, told)]
-        mine = assign(members, group_rank if group_world_size > 1 else 0)
-        return [Worker(w.local_rank, w.global_rank, w.role_rank, w.world_size, w.role_world_size) for w in mine]
+        return _workers(assign(members, group_rank if group_world_size > 1 else 0))
 
     def _exit_barrier(self) -> None:
         """Stay until all agents are done, or for the exit barrier's time: whoever leaves early would look like a lost node."""
@@ -253,6 +270,10 @@ class SimpleElasticAgent(AgentRecords, ElasticAgent):
             raise
         except Exception as error:  # our workers have succeeded; whatever a store does at the end cannot change that
             report.warn(f"after {time.monotonic() - started_at:.1f} s the other nodes were not seen to finish: {error}")
+
+
+def _workers(ranks: tuple[WorkerRanks, ...]) -> list[Worker]:
+    return [Worker(one.local_rank, one.global_rank, one.role_rank, one.world_size, one.role_world_size) for one in ranks]
 
 
 def _describe(result: RunResult) -> str:

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 __all__ = ["config_from_args", "get_rdzv_endpoint", "parse_min_max_nnodes", "threads_per_worker"]
 
+_SETTINGS_WITH_FLAGS = ("node_unit", "secret_file", "no_retry_exit_codes", "restart_backoff", "restart_window")
+
 
 class Meeting(Value):
     """How many nodes meet, and where and how."""
@@ -122,14 +124,17 @@ def _read(args: SimpleNamespace, dest: str, convert: Callable[[Any], T]) -> T:
 
 def _meeting(args: SimpleNamespace) -> Meeting:
     least, most = _read(args, "nnodes", parse_min_max_nnodes)
-    settings = _read(args, "rdzv_conf", _parse_settings)
+    settings = _settings(args)
     if args.standalone and least > 1:
         raise UsageError(f"--standalone is for one node, but {command_line.source(args, 'nnodes')} asks for {least}")
     if args.standalone or _needs_nobody(args, most):
+        settings = _elastic_settings(settings, 1, 1)
         return Meeting(1, 1, defaults.BACKEND_ELASTIC, "localhost:0", os.urandom(8).hex(), settings)
     _read(args, "rdzv_backend", registry.check_backend)
     if args.rdzv_backend == defaults.BACKEND_CLI:
         settings["rank"] = _static_rank(args, most)
+    elif args.rdzv_backend == defaults.BACKEND_ELASTIC:
+        settings = _elastic_settings(_with_rank(args, settings), least, most)
     return Meeting(least, most, args.rdzv_backend, get_rdzv_endpoint(args), args.rdzv_id, settings)
 
 
@@ -146,6 +151,46 @@ def _static_rank(args: SimpleNamespace, most: int) -> int:
     if port is not None and not 0 <= int(port) < 1 << 16:
         raise UsageError(f"{command_line.source(args, 'master_port')}: {port} is not a port, 0 to 65535")
     return rank
+
+
+def _settings(args: SimpleNamespace) -> dict[str, Any]:
+    """What ``--rdzv-conf`` and the flags that stand for one of its settings say; they must not contradict each other."""
+    settings = _read(args, "rdzv_conf", _parse_settings)
+    for key in _SETTINGS_WITH_FLAGS:
+        value = getattr(args, key)
+        if value is not None:
+            _put(settings, key, value, command_line.source(args, key))
+    return settings
+
+
+def _put(settings: dict[str, Any], key: str, value: Any, source: str) -> None:
+    if key in settings:
+        from rallypoint.rendezvous.settings import parse_setting
+
+        if parse_setting(key, settings[key], "--rdzv-conf") != parse_setting(key, value, source):
+            raise UsageError(f"{key} is {settings[key]} in --rdzv-conf and {value} in {source}; leave one out")
+    settings[key] = value
+
+
+def _with_rank(args: SimpleNamespace, settings: dict[str, Any]) -> dict[str, Any]:
+    """A rank that the user gave is the one that this node is to have; torchrun's default, 0, is nobody's wish."""
+    if command_line.is_given(args, "node_rank"):
+        _put(settings, "node_rank", args.node_rank, command_line.source(args, "node_rank"))
+    return settings
+
+
+def _elastic_settings(settings: dict[str, Any], least: int, most: int) -> dict[str, Any]:
+    """The settings of an elastic job, checked before anything is started, with what the environment says about restarts.
+
+    A job of one node that has none does not load what knows about them.
+    """
+    if most == 1 and not settings and not any(name.startswith(defaults.ENV_SETTING_PREFIX) for name in os.environ):
+        return settings
+    from rallypoint.rendezvous.settings import check_node_unit, read_settings
+
+    known = read_settings(settings, os.environ)
+    check_node_unit(known, least, most)
+    return {**known.restart_settings(), **settings}
 
 
 def _parse_settings(text: str) -> dict[str, Any]:

@@ -112,6 +112,9 @@ def _explain(error: BaseException, pass_exit_code: bool) -> int:
         case ChildFailedError():
             _say(str(error))
             return _first_cause(error) if pass_exit_code else ExitCode.WORKER_FAILED
+        case errors.JobFailedError() if pass_exit_code and error.cause_exitcode is not None:
+            _say(f"rallyrun: error: {error}")
+            return _first_cause(error)
         case errors.SignalException():
             return _SIGNAL_BASE + int(error.sigval)
         case KeyboardInterrupt():
@@ -125,7 +128,9 @@ def _explain(error: BaseException, pass_exit_code: bool) -> int:
 
 def _first_cause(error: Any) -> int:
     """The exit code of the worker that failed first, as a shell would give it."""
-    code = int(error.get_first_failure()[1].exitcode) if error.failures else ExitCode.WORKER_FAILED
+    code = error.cause_exitcode
+    if code is None:
+        code = int(error.get_first_failure()[1].exitcode) if error.failures else ExitCode.WORKER_FAILED
     return _SIGNAL_BASE - code if code < 0 else code or ExitCode.WORKER_FAILED
 
 

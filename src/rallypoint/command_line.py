@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from rallypoint.options import Kind
 
-__all__ = ["closest", "complete", "parse", "source"]
+__all__ = ["closest", "complete", "is_given", "parse", "source"]
 
 _TRUTHS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
@@ -42,19 +42,29 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> SimpleNamespace:
     values = {**_defaults(), **variables, **given}
     script, *arguments = rest or [""]
     return SimpleNamespace(
-        **values, training_script=script, training_script_args=arguments, from_environment=frozenset(variables)
+        **values,
+        training_script=script,
+        training_script_args=arguments,
+        from_flags=frozenset(given),
+        from_environment=frozenset(variables),
     )
 
 
 def complete(args: Any) -> SimpleNamespace:
     """A copy of arguments that somebody else put together, with the default for every flag that they lack."""
-    return SimpleNamespace(**{**_defaults(), "from_environment": frozenset(), "training_script_args": [], **vars(args)})
+    unknown: dict[str, Any] = {"from_flags": frozenset(), "from_environment": frozenset(), "training_script_args": []}
+    return SimpleNamespace(**{**_defaults(), **unknown, **vars(args)})
 
 
 def source(args: SimpleNamespace, dest: str) -> str:
     """Where this value came from, to be named in an error: the environment variable or the flag."""
     flag = "--" + dest.replace("_", "-")
     return BY_NAME[flag].variable if dest in args.from_environment else flag
+
+
+def is_given(args: SimpleNamespace, dest: str) -> bool:
+    """Whether a flag or its variable says this, and not the table."""
+    return dest in args.from_flags or dest in args.from_environment
 
 
 def closest(word: str, known: Sequence[str]) -> str | None:

@@ -52,6 +52,11 @@ class LaunchConfig(Record):
     exit_barrier_timeout: seconds that a node which is done waits for the others.
     log_max_bytes: the most that one log file may hold.
     worker_env: variables laid over each worker's environment.
+    no_retry_exit_codes: exit codes of workers after which the job ends without a restart; -n for signal n.
+    restart_backoff: seconds before the second restart, doubled with each one after that; the first comes at once.
+    restart_window: only restarts within so many seconds count against max_restarts; 0: all of the job's.
+
+    The last three may stand in rdzv_configs instead; either way they end up in both.
     """
 
     min_nodes: int
@@ -81,6 +86,9 @@ class LaunchConfig(Record):
     exit_barrier_timeout: float = field(default=defaults.EXIT_BARRIER_TIMEOUT_S, kw_only=True)
     log_max_bytes: int | None = field(default=None, kw_only=True)
     worker_env: dict[str, str] = field(factory=dict, kw_only=True)
+    no_retry_exit_codes: tuple[int, ...] = field(default=(), kw_only=True)
+    restart_backoff: float = field(default=defaults.RESTART_BACKOFF_S, kw_only=True)
+    restart_window: float = field(default=defaults.RESTART_WINDOW_S, kw_only=True)
 
     def __post_init__(self) -> None:
         self._check_counts()
@@ -90,6 +98,9 @@ class LaunchConfig(Record):
         if self.numa_options is not None:
             raise UsageError("numa_options: binding workers to NUMA nodes is not available in this version; leave it out")
         self.rdzv_configs = {**self.rdzv_configs, "timeout": self._timeout()}
+        for name in defaults.RESTART_SETTINGS:
+            if name in self.rdzv_configs or getattr(self, name) != self._constants[name]:
+                self._unite(name)
         if self.logs_specs is None:
             self.logs_specs = DefaultLogsSpecs()
 
@@ -125,6 +136,17 @@ class LaunchConfig(Record):
             _check_line(f"worker_env[{variable!r}]", value, forbidden="\0")
         if self.start_method not in defaults.START_METHODS:
             raise UsageError(f"start_method must be one of {', '.join(defaults.START_METHODS)}, not {self.start_method!r}")
+
+    def _unite(self, name: str) -> None:
+        """Let a field and the setting of the same name say the same, whichever of them was given."""
+        from rallypoint.rendezvous.settings import parse_setting
+
+        value, is_default = parse_setting(name, getattr(self, name), name), getattr(self, name) == self._constants[name]
+        setting = parse_setting(name, self.rdzv_configs.get(name, value), f"rdzv_configs[{name!r}]")
+        if not is_default and setting != value:
+            raise UsageError(f"{name} is {value!r}, but {setting!r} in rdzv_configs; leave one out")
+        setattr(self, name, setting)
+        self.rdzv_configs[name] = setting
 
     def _timeout(self) -> Any:
         if self.rdzv_timeout != defaults.RDZV_TIMEOUT_UNSET:

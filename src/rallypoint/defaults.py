@@ -38,6 +38,12 @@ ENV_PYTHON_EXEC = "PYTHON_EXEC"
 ENV_LOG_LEVEL = "LOGLEVEL"
 ENV_TMPDIR = "TMPDIR"
 ENV_ZE_AFFINITY_MASK = "ZE_AFFINITY_MASK"
+ENV_SETTING_PREFIX = "RALLYPOINT_"  # before the name of any setting of the elastic rendezvous, in capitals
+ENV_CONF = "RALLYPOINT_CONF"  # a file of such settings
+ENV_SECRET = "RALLYPOINT_SECRET"  # the job's secret itself; workers do not see it
+ENV_SLURM_NODE = "SLURM_NODEID"
+ENV_SLURM_NODES = ("SLURM_JOB_NUM_NODES", "SLURM_NNODES")  # the second is its older name
+ENV_KUBERNETES_INDEX = "JOB_COMPLETION_INDEX"
 
 # The size of a job.
 NNODES = "1:1"
@@ -53,6 +59,15 @@ MASTER_ADDR = "127.0.0.1"
 MASTER_PORT = 29500
 RDZV_TIMEOUT_S = 900
 RDZV_TIMEOUT_UNSET = -1
+PROTOCOL_VERSION = 1  # of what nodes write into the coordination store
+JOIN_TIMEOUT_S = 600.0
+LAST_CALL_TIMEOUT_S = 30.0
+CLOSE_TIMEOUT_S = 30.0
+KEEP_ALIVE_INTERVAL_S = 1.0
+KEEP_ALIVE_MAX_ATTEMPT = 3
+STORE_SILENCE_S = 30.0  # after which a silent coordination store counts as gone
+SCALE_UP_WINDOW_S = 0.3
+NODE_UNIT = 1
 
 # Stores.
 STORE_TIMEOUT_S = 300  # for a key that is not there yet
@@ -69,6 +84,12 @@ START_METHOD = "spawn"
 START_METHODS = ("spawn", "fork", "forkserver")
 SIGNALS_TO_HANDLE = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
 EVENT_LOG_HANDLER = "null"
+
+# Restarts.
+RESTART_BACKOFF_S = 1.0
+RESTART_BACKOFF_MAX_S = 30.0
+RESTART_WINDOW_S = 0.0  # none: the budget is for the whole job
+RESTART_SETTINGS = ("no_retry_exit_codes", "restart_backoff", "restart_window")  # those that LaunchConfig has as fields
 
 # Ends.
 SHUTDOWN_TIMEOUT_S = 30  # from the first signal to SIGKILL

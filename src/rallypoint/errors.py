@@ -4,7 +4,8 @@
     ├── RallypointError
     │   ├── UsageError (also a ValueError)    the user asked for something impossible; nothing was started
     │   ├── WorkerStartError (also an OSError)  a worker's program could not be started
-    │   └── UnkillableWorkersError            workers outlived SIGKILL; this host must not be used again
+    │   ├── UnkillableWorkersError            workers outlived SIGKILL; this host must not be used again
+    │   └── JobFailedError                    the job failed through workers of other nodes
     ├── SignalException                       a signal asked the launcher to stop
     └── RendezvousError
         ├── RendezvousClosedError             the job has ended; nobody may join any more
@@ -22,6 +23,7 @@ import signal
 
 __all__ = [
     "ExitCode",
+    "JobFailedError",
     "RallypointError",
     "RendezvousClosedError",
     "RendezvousConnectionError",
@@ -70,6 +72,16 @@ class UnkillableWorkersError(RallypointError):
             "often on a device or a network file system. No worker is restarted on this host; "
             f"see /proc/{pids[0] if pids else 'PID'}/stack, and restart the host before using it again."
         )
+
+
+class JobFailedError(RallypointError):
+    """The job failed; none of the workers of this node was the cause. `lines` say who was, the same on every node."""
+
+    def __init__(self, why: str, lines: list[str], cause_exitcode: int | None) -> None:
+        self.why = why
+        self.lines = lines
+        self.cause_exitcode = cause_exitcode
+        super().__init__(f"the job has failed: {why}")
 
 
 class SignalException(Exception):

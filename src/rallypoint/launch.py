@@ -11,11 +11,13 @@ from collections.abc import Callable, Sequence
 
 from rallypoint import defaults, events, metrics, report
 from rallypoint.config import LaunchConfig, resolve_shutdown_timeout
-from rallypoint.errors import SignalException, UsageError
+from rallypoint.core.restarts import RestartPolicy
+from rallypoint.errors import JobFailedError, RendezvousError, SignalException, UnkillableWorkersError, UsageError
 from rallypoint.local_agent import LocalElasticAgent
 from rallypoint.rendezvous import registry as rdzv_registry
+from rallypoint.rendezvous.coordinated import CoordinatedHandler
 from rallypoint.rendezvous.endpoint import parse_rendezvous_endpoint
-from rallypoint.rendezvous.handler import RendezvousParameters
+from rallypoint.rendezvous.handler import RendezvousHandler, RendezvousParameters
 from rallypoint.workers import RunResult, WorkerSpec
 
 TYPE_CHECKING = False
@@ -57,15 +59,17 @@ def launch_agent(
     try:
         result = agent.run()
         events.record(agent.get_event_succeeded(), config.event_log_handler)
-        _raise_failures(_get_entrypoint_name(entrypoint, args), result)
+        _raise_failures(_get_entrypoint_name(entrypoint, args), result, spec.rdzv_handler)
         return result.return_values
     except SignalException:
         shutdown_rdzv = False
+        _leave(spec.rdzv_handler)
         events.record(agent.get_event_failed(), config.event_log_handler)
         raise
     except Exception as error:  # all that ends an agent is put on record; each is raised again
         if not _is_child_failure(error):
             events.record(agent.get_event_failed(), config.event_log_handler)
+            _leave(spec.rdzv_handler, error)
         raise
     finally:
         if shutdown_rdzv:
@@ -117,14 +121,36 @@ def _make_agent(config: LaunchConfig, spec: WorkerSpec, health_check_server: Any
         health_check_server=health_check_server,
         signals_to_handle=config.signals_to_handle,
         worker_env=config.worker_env,
+        restart_policy=RestartPolicy(
+            config.max_restarts,
+            no_retry_exit_codes=config.no_retry_exit_codes,
+            backoff_s=config.restart_backoff,
+            window_s=config.restart_window,
+        ),
     )
 
 
-def _raise_failures(name: str, result: RunResult) -> None:
-    if result.is_failed():
-        from rallypoint.processes.failures import ChildFailedError
+def _raise_failures(name: str, result: RunResult, handler: RendezvousHandler) -> None:
+    """A failed run becomes an error; of a job of several nodes, after the verdict, which is the same on all of them."""
+    if not result.is_failed():
+        return
+    verdict = handler.end_error() if isinstance(handler, CoordinatedHandler) else None
+    for line in verdict.lines if isinstance(verdict, JobFailedError) else ():
+        report.warn(line)
+    if verdict is not None and not result.failures:
+        raise verdict
+    from rallypoint.processes.failures import ChildFailedError
 
-        raise ChildFailedError(name=name, failures=result.failures)
+    error = ChildFailedError(name=name, failures=result.failures)
+    error.cause_exitcode = verdict.cause_exitcode if isinstance(verdict, JobFailedError) else None
+    raise error
+
+
+def _leave(handler: RendezvousHandler, error: Exception | None = None) -> None:
+    """Leave a job of several nodes. An error that is ours alone ends it; a host that cannot be used, or a signal, does not."""
+    if isinstance(handler, CoordinatedHandler):
+        is_ours = error is not None and not isinstance(error, RendezvousError | JobFailedError | UnkillableWorkersError)
+        handler.leave(" ".join(str(error).split()) if is_ours else "")
 
 
 def _is_child_failure(error: Exception) -> bool:

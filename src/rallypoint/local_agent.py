@@ -8,6 +8,7 @@ import signal
 from rallypoint import defaults, report
 from rallypoint.agent import SimpleElasticAgent
 from rallypoint.core.ranks import WorkerRanks
+from rallypoint.core.restarts import RestartPolicy
 from rallypoint.core.worker_plan import Group, WorkerPlan, plan_worker
 from rallypoint.errors import UsageError
 from rallypoint.metrics import prof
@@ -43,6 +44,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         *,
         signals_to_handle: str = defaults.SIGNALS_TO_HANDLE,
         worker_env: dict[str, str] | None = None,
+        restart_policy: RestartPolicy | None = None,
     ) -> None:
         super().__init__(spec, exit_barrier_timeout, shutdown_timeout)
         self._start_method = start_method
@@ -55,6 +57,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         self._signals_to_handle = signals_to_handle
         self._worker_env = worker_env or {}
         self._told_log_dir = ""
+        self._restart_policy = restart_policy or self._restart_policy
 
     def run(self, role: str = "default") -> RunResult:
         try:
@@ -122,11 +125,15 @@ class LocalElasticAgent(SimpleElasticAgent):
 
     @prof
     def _stop_workers(self, worker_group: WorkerGroup, is_restart: bool = False) -> None:
-        self._shutdown(signal.SIGTERM, timeout=self._shutdown_timeout)
+        at_once = self._restarting.at_once
+        self._shutdown(signal.SIGKILL if at_once else signal.SIGTERM, timeout=0 if at_once else self._shutdown_timeout)
 
     def _shutdown(
         self, death_sig: signal.Signals = signal.SIGTERM, timeout: float = defaults.SHUTDOWN_TIMEOUT_S, is_restart: bool = False
     ) -> None:
+        if isinstance(self._pcontext, WardedContext):
+            peers = self._peers()
+            self._pcontext.hurry_fd = peers.fence_fd() if peers is not None else None
         if self._pcontext is not None:
             self._pcontext.close(death_sig, timeout)
 

@@ -77,8 +77,13 @@ OPTIONS: tuple[Option, ...] = (
     Option("--rdzv-id", "str", defaults.RUN_ID_CLI, RENDEZVOUS, "The job's name, the same on all of its nodes.", "ID"),
     Option("--rdzv-conf", "str", "", RENDEZVOUS,
            "Settings of the backend, such as join_timeout=600,last_call_timeout=30.", "K=V,K=V"),
+    Option("--node-unit", "int", None, RENDEZVOUS,
+           f"c10d: the number of nodes is always a multiple of this. Not given: {defaults.NODE_UNIT}.", "N"),
+    Option("--secret-file", "str", None, RENDEZVOUS,
+           "c10d: a file with the job's secret, the same on all of its nodes; without one anybody who reaches the endpoint can"
+           " join.", "FILE"),
     Option("--local-addr", "str", None, RENDEZVOUS, "The address of this node that its peers can reach.", "ADDRESS"),
-    Option("--node-rank", "int", 0, STATIC, "This node's rank, from 0.", "N"),
+    Option("--node-rank", "int", 0, STATIC, "This node's rank, from 0. With c10d, if given: the rank that it is to have.", "N"),
     Option("--master-addr", "str", defaults.MASTER_ADDR, STATIC, "The address of the node of rank 0.", "ADDRESS"),
     Option("--master-port", "int", None, STATIC,
            f"The port at the master address; {defaults.MASTER_PORT} where it is not given. One node without it, and without an"
@@ -112,6 +117,13 @@ OPTIONS: tuple[Option, ...] = (
            "BYTES[K|M|G]"),
     Option("--logs-specs", "str", None, LOGS,
            f"A plug-in for logs: an entry point of the group {defaults.ENTRY_POINTS_LOGS_SPECS}.", "NAME", has_variable=False),
+    Option("--no-retry-exit-codes", "str", None, ENDS,
+           "Exit codes of workers after which the job ends without a restart, as in 2,64; -n for signal n.", "CODES"),
+    Option("--restart-backoff", "float", None, ENDS,
+           "The pause before the second restart, which doubles with each one after that. The first comes at once. Not given:"
+           f" {defaults.RESTART_BACKOFF_S:g}.", "SECONDS"),
+    Option("--restart-window", "float", None, ENDS,
+           "Only restarts within this time count against --max-restarts. Not given: all of the job's.", "SECONDS"),
     Option("--shutdown-timeout", "int", None, ENDS,
            f"Seconds from the first signal to SIGKILL. Not given: {defaults.ENV_SHUTDOWN_TIMEOUT}, else"
            f" {defaults.SHUTDOWN_TIMEOUT_S}.", "SECONDS"),

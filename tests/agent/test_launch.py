@@ -14,6 +14,7 @@ from unittest import mock
 
 import pytest
 
+from rallypoint.core.restarts import RestartPolicy
 from rallypoint.errors import RendezvousGracefulExitError, SignalException, UnkillableWorkersError, UsageError
 from rallypoint.events import EventSource
 from rallypoint.launch import LaunchConfig, _get_addr_and_port, _get_entrypoint_name, elastic_launch, launch_agent
@@ -286,6 +287,9 @@ def test_what_the_config_says_reaches_the_agent_and_its_workers(make_config: Mak
         shutdown_timeout=9,
         exit_barrier_timeout=11,
         worker_env={"A": "b"},
+        no_retry_exit_codes=(2, 64),
+        restart_backoff=0.5,
+        restart_window=60.0,
     )
     with mock.patch(AGENT) as agent_class, mock.patch(RECORD) as record:
         agent_class.return_value.run.return_value = RunResult(WorkerState.SUCCEEDED)
@@ -306,6 +310,7 @@ def test_what_the_config_says_reaches_the_agent_and_its_workers(make_config: Mak
         "health_check_server": "server",
         "signals_to_handle": "SIGTERM",
         "worker_env": {"A": "b"},
+        "restart_policy": RestartPolicy(5, no_retry_exit_codes=(2, 64), backoff_s=0.5, window_s=60.0),
     }
     assert record.call_args.args[1] == "console"
 

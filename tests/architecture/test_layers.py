@@ -19,8 +19,9 @@ LAYERS = (
     ("launch",),
     ("config",),
     ("local_agent",),
-    ("agent", "agent_records"),
+    ("agent", "agent_peers", "agent_records"),
     ("workers", "role_info", "rendezvous", "processes", "events", "metrics", "devices"),
+    ("testing",),
     ("store",),
     ("core",),
     ("report", "records", "defaults", "errors"),
@@ -28,8 +29,8 @@ LAYERS = (
 HEIGHT = {name: len(LAYERS) - index for index, names in enumerate(LAYERS) for name in names}
 
 PURE = {
-    "__future__", "abc", "bisect", "collections", "dataclasses", "enum", "functools", "itertools", "math", "operator", "re",
-    "signal", "string", "types", "typing",
+    "__future__", "abc", "bisect", "collections", "contextlib", "dataclasses", "enum", "functools", "itertools", "json", "math",
+    "operator", "re", "signal", "string", "types", "typing",
 }  # fmt: skip
 PURE_OF_OURS = {"core", "records", "errors", "defaults"}
 IMPURE_CALLS = {"open", "print", "input", "exec", "eval", "__import__"}

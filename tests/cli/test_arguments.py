@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -93,6 +94,7 @@ def test_a_named_backend_keeps_what_was_given(train: str):
 def test_settings_of_the_rendezvous(train: str):
     config = configure("--rdzv-conf", " join_timeout=5 , is_host = true,timeout=3,", train)
     assert config.rdzv_configs == {"join_timeout": "5", "is_host": "true", "timeout": "3"}
+    assert "did you mean join_timeout?" in refusal("--rdzv-conf", "join_timout=5", train)
     for bad in ("join_timeout", "=5", "a=1,b="):
         assert "--rdzv-conf" in refusal("--rdzv-conf", bad, train)
 
@@ -126,6 +128,61 @@ def test_impossible_meetings(train: str, flags: list[str], culprit: str):
 def test_a_value_from_the_environment_is_blamed_on_its_variable(train: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("PET_NNODES", "2:1")
     assert "PET_NNODES: '2:1'" in refusal(train)
+
+
+ELASTIC = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:1", "--nnodes", "1:4"]
+
+
+@pytest.mark.parametrize(("flag", "text", "conf", "other"), [
+    ("--node-unit", "2", "2", "4"), ("--restart-backoff", "2.5", "2.50", "3"), ("--restart-window", "6.5", "65e-1", "0"),
+    ("--no-retry-exit-codes", "2,64", "64+2", "2"), ("--secret-file", "/a", "/a", "/b"),
+])  # fmt: skip
+def test_a_flag_and_its_setting_are_one(flag: str, text: str, conf: str, other: str, train: str) -> None:
+    """P24: the settings that are wanted most have flags; two that contradict each other are refused."""
+    key = flag[2:].replace("-", "_")
+    alone = configure(*ELASTIC, flag, text, train).rdzv_configs[key]
+    assert configure(*ELASTIC, flag, text, "--rdzv-conf", f"{key}={conf}", train).rdzv_configs[key] == alone
+    told = refusal(*ELASTIC, flag, text, "--rdzv-conf", f"{key}={other}", train)
+    assert f"{key} is {other} in --rdzv-conf and {text} in {flag}" in told
+
+
+def test_restarts_of_one_node_are_set_by_flag_setting_environment_and_file(
+    train: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """P24"""
+    (tmp_path / "settings").write_text("restart_window = 9\nrestart_backoff = 9\nno_retry_exit_codes = 9\n")
+    monkeypatch.setenv("RALLYPOINT_CONF", str(tmp_path / "settings"))
+    monkeypatch.setenv("RALLYPOINT_RESTART_BACKOFF", "7")
+    config = configure("--standalone", "--no-retry-exit-codes", "2,64", train)
+    assert (config.no_retry_exit_codes, config.restart_backoff, config.restart_window) == ((2, 64), 7.0, 9.0)
+    assert configure("--standalone", "--rdzv-conf", "restart_backoff=3", train).restart_backoff == 3.0
+    assert configure("--rdzv-backend=static", "--master-port=1", "--restart-backoff=4", train).restart_backoff == 4.0
+
+
+def test_a_rank_that_was_given_is_a_setting_of_an_elastic_job(train: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """P27: torchrun ignores it there."""
+    assert "node_rank" not in configure(*ELASTIC, train).rdzv_configs
+    assert configure(*ELASTIC, "--node-rank", "0", train).rdzv_configs["node_rank"] == 0
+    assert "node_rank is 1 in --rdzv-conf" in refusal(*ELASTIC, "--node-rank=2", "--rdzv-conf", "node_rank=1", train)
+    monkeypatch.setenv("PET_NODE_RANK", "3")
+    assert configure(*ELASTIC, train).rdzv_configs["node_rank"] == 3
+    assert "node_rank" not in configure("--standalone", train).rdzv_configs
+
+
+def test_a_unit_of_nodes_that_no_size_of_the_job_is_a_multiple_of(train: str) -> None:
+    """P25"""
+    assert "no multiple of 5 lies between 1 and 4" in refusal(*ELASTIC, "--node-unit", "5", train)
+    assert "--node-unit" in refusal(*ELASTIC, "--node-unit", "0", train)
+
+
+def test_a_job_of_one_node_without_settings_does_not_load_them(train: str) -> None:
+    """P38: they are for jobs of many nodes."""
+    program = (
+        "import sys; from rallypoint import cli; cli.config_from_args(cli.parse_args(['train.py']));"
+        "print([name for name in sys.modules if 'setting' in name or 'agreement' in name])"
+    )
+    answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=30)
+    assert answer.stdout.strip() == "[]"
 
 
 # --- logs ------------------------------------------------------------------------------------------------------------------

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -31,7 +33,8 @@ TORCHRUN_DEFAULTS = {
 }  # fmt: skip
 OWN_DEFAULTS = {
     "pass_exit_code": False, "log_max_size": None, "exit_barrier_timeout": 300.0, "omp_num_threads": None, "help": False,
-    "version": False,
+    "version": False, "node_unit": None, "secret_file": None, "no_retry_exit_codes": None, "restart_backoff": None,
+    "restart_window": None,
 }  # fmt: skip
 
 
@@ -51,8 +54,16 @@ def refusal(*argv: str, **environ: str) -> str:
 
 def test_defaults_are_torchruns_and_ours():
     args = vars(parse("train.py"))
-    script = {"training_script": "train.py", "training_script_args": [], "from_environment": frozenset()}
+    script = {"training_script": "train.py", "training_script_args": []}
+    script |= {"from_flags": frozenset(), "from_environment": frozenset()}
     assert args == {**TORCHRUN_DEFAULTS, **OWN_DEFAULTS, **script}
+
+
+def test_a_value_that_was_given_is_told_from_a_default():
+    assert not command_line.is_given(parse("train.py"), "node_rank")
+    assert command_line.is_given(parse("--node-rank", "0", "train.py"), "node_rank")
+    assert command_line.is_given(parse("train.py", PET_NODE_RANK="0"), "node_rank")
+    assert not command_line.is_given(command_line.complete(SimpleNamespace(node_rank=0)), "node_rank")
 
 
 @pytest.mark.parametrize("option", VALUED, ids=lambda option: option.name)

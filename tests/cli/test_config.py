@@ -21,7 +21,10 @@ TORCH_FIELDS = [
     ("signals_to_handle", "SIGTERM,SIGINT,SIGHUP,SIGQUIT"), ("duplicate_stdout_filters", None),
     ("duplicate_stderr_filters", None), ("virtual_local_rank", False), ("shutdown_timeout", None),
 ]  # fmt: skip
-OWN_FIELDS = [("exit_barrier_timeout", 300.0), ("log_max_bytes", None), ("worker_env", {})]
+OWN_FIELDS = [
+    ("exit_barrier_timeout", 300.0), ("log_max_bytes", None), ("worker_env", {}), ("no_retry_exit_codes", ()),
+    ("restart_backoff", 1.0), ("restart_window", 0.0),
+]  # fmt: skip
 
 
 def default_of(field: dataclasses.Field[Any]) -> object:
@@ -67,6 +70,8 @@ def test_the_timeout_goes_into_the_rendezvous_settings(given: int, configs: dict
         ("log_line_prefix_template", "${rank}\n"), ("shutdown_timeout", -1), ("shutdown_timeout", "30"), ("rdzv_timeout", -2),
         ("signals_to_handle", "SIGTERM,SIGNONE"), ("signals_to_handle", "15"), ("signals_to_handle", "SIGKILL"),
         ("numa_options", object()), ("exit_barrier_timeout", -1), ("exit_barrier_timeout", float("inf")), ("log_max_bytes", 0),
+        ("no_retry_exit_codes", (0,)), ("no_retry_exit_codes", (256,)), ("no_retry_exit_codes", 2), ("restart_backoff", -1),
+        ("restart_backoff", float("nan")), ("restart_window", float("inf")), ("rdzv_configs", {"restart_window": "soon"}),
         ("rdzv_configs", {"backend": "x"}), ("worker_env", {"X": "a\0"}), ("worker_env", {"X": 1}),
     ],
 )  # fmt: skip
@@ -87,6 +92,19 @@ def test_fewer_nodes_at_most_than_at_least():
 ])  # fmt: skip
 def test_good_values_pass(changes: dict[str, Any]):
     config(**changes)
+
+
+@pytest.mark.parametrize(("name", "text", "value"), [
+    ("no_retry_exit_codes", "64+2", (2, 64)), ("restart_backoff", "5", 5.0), ("restart_window", "60", 60.0),
+])  # fmt: skip
+def test_what_is_said_about_restarts_is_a_field_and_a_setting(name: str, text: str, value: Any):
+    asked = {name: text}
+    for made in (config(**{name: value}), config(rdzv_configs=asked), config(**{name: value}, rdzv_configs=asked)):
+        assert getattr(made, name) == made.rdzv_configs[name] == value
+        assert dataclasses.replace(made) == made
+    assert asked == {name: text}, "what belongs to the caller is not changed"
+    with pytest.raises(UsageError, match=name):
+        config(**{name: value}, rdzv_configs={name: "7"})
 
 
 def test_making_one_has_no_effect(monkeypatch: pytest.MonkeyPatch):

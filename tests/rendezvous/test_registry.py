@@ -11,6 +11,7 @@ import pytest
 
 from rallypoint.errors import UsageError
 from rallypoint.rendezvous import handler, registry
+from rallypoint.rendezvous.coordinated import CoordinatedHandler
 from rallypoint.rendezvous.handler import RendezvousHandlerRegistry, RendezvousParameters
 from rallypoint.rendezvous.local import LocalRendezvous
 from rallypoint.rendezvous.static import StaticTCPRendezvous
@@ -55,10 +56,34 @@ def params(backend: str) -> RendezvousParameters:
     return RendezvousParameters(backend, "host:1", "job", 1, 1, rank=0)
 
 
+def of_several_nodes(endpoint: str = "host:1", **settings: object) -> RendezvousParameters:
+    return RendezvousParameters("c10d", endpoint, "job", 1, 4, **settings)
+
+
 def test_built_in_backends() -> None:
     assert isinstance(registry.get_rendezvous_handler(params("static")), StaticTCPRendezvous)
     assert isinstance(registry.get_rendezvous_handler(params("c10d")), LocalRendezvous)
     assert isinstance(registry.get_rendezvous_handler(params("c10d")), LocalRendezvous)
+
+
+def test_a_job_that_can_have_several_nodes_gets_a_handler_that_coordinates() -> None:
+    """Nothing is opened before the first rendezvous; leaving without one is no error."""
+    made = registry.get_rendezvous_handler(of_several_nodes())
+    assert isinstance(made, CoordinatedHandler)
+    assert (made.get_backend(), made.get_run_id(), made.use_agent_store) == ("c10d", "job", False)
+    assert (made.is_closed(), made.num_nodes_waiting(), made.end_error(), made.fence_fd()) == (False, 0, None, None)
+    assert made.shutdown()
+
+
+@pytest.mark.parametrize(("made", "complaint"), [
+    (of_several_nodes("host:0"), "port 0"),
+    (of_several_nodes("host:x"), "'host:x'"),
+    (of_several_nodes(node_unit=5), "no multiple of 5"),
+    (of_several_nodes(join_timeout="soon"), "join_timeout"),
+])  # fmt: skip
+def test_what_several_nodes_cannot_use_is_refused_before_anything_is_opened(made: RendezvousParameters, complaint: str) -> None:
+    with pytest.raises(UsageError, match=complaint):
+        registry.get_rendezvous_handler(made)
 
 
 @pytest.mark.usefixtures("plug_in")

@@ -1,27 +1,37 @@
 """The agent as a state machine: what was observed, in which state, leads to what is done next, and why.
 
     Gathering ──Joined──▶ Starting ──Started──▶ Running ──Succeeded──▶ Draining ──Drained──▶ Done
-        ▲                                          │
-        └──────────Stopped────────── Stopping ◀────┤  Failed with a restart left, or peers that wait
-                                        │          │
-                                        └─▶ Done ◀─┘  Failed with none left: stopped, then done
+        ▲                                          │                      │
+        └──────────Stopped────────── Stopping ◀────┴──────────────────────┘  Failed with a restart left, Regroup, Fenced
+                                        │
+                                        └─▶ Done   Failed with none left, or the job has failed: stopped, then done
+
+On one node the ruling on a failure comes with it. Where several nodes share one budget, the job rules: the agent reports the
+failure, stops its workers and asks for the next generation, which it gets or which is refused for good.
 
 The shell performs one action at a time and reports what came of it; it decides nothing. Restarting is one action for the shell,
 because subclasses override it as one; the machine still sees each of its parts, and accepts a subclass that reports only
 the last. A signal ends the agent from any state.
 
-Invariants: a restart is spent only when a failure causes it; nothing is started in Stopping, Draining or Done; every action
-says why.
+Invariants: a restart is spent only when a failure causes it; nothing is started in Stopping or Done, and in Draining only for
+a failure elsewhere; every action says why.
 """
 
 from __future__ import annotations
 
+from rallypoint.core.restarts import Again, GiveUp
 from rallypoint.records import Value
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Literal
+
+    How = Literal["succeeded", "failed", "closed"]
+
 __all__ = [
-    "Abandon", "Action", "CouldNotStop", "Done", "Drain", "Drained", "Draining", "Failed", "Finish", "Gathering", "Initialize",
-    "Joined", "LostTrack", "Observation", "PeersWaiting", "Proceed", "Restart", "Running", "Signalled", "Started",
-    "Starting", "State", "Stop", "Stopped", "Stopping", "Succeeded", "Watch", "begin", "step",
+    "Abandon", "Action", "CouldNotStop", "Done", "Drain", "Drained", "Draining", "Failed", "Fenced", "Finish", "Gathering",
+    "Initialize", "JobEnded", "Joined", "LostTrack", "Observation", "PeersWaiting", "Proceed", "Regroup", "Restart", "Running",
+    "Signalled", "Started", "Starting", "State", "Stop", "Stopped", "Stopping", "Succeeded", "Watch", "begin", "step",
 ]  # fmt: skip
 
 
@@ -81,9 +91,29 @@ class Succeeded(Value):
 
 
 class Failed(Value):
+    """Workers of this node failed; `ruling` is None where the job as a whole rules."""
+
     what: str
-    restarts_left: int
-    max_restarts: int
+    ruling: Again | GiveUp | None
+
+
+class Regroup(Value):
+    """The generation is over, for a reason that lies elsewhere."""
+
+    why: str
+
+
+class Fenced(Value):
+    """The others may take this node for dead: its workers must not run any longer."""
+
+    why: str
+
+
+class JobEnded(Value):
+    """Somebody has declared the end of the job."""
+
+    how: How
+    why: str
 
 
 class PeersWaiting(Value):
@@ -115,8 +145,9 @@ class Signalled(Value):
 
 
 Observation = (
-    Joined | Started | Succeeded | Failed | PeersWaiting | Stopped | CouldNotStop | Drained | LostTrack | Signalled
-)
+    Joined | Started | Succeeded | Failed | PeersWaiting | Stopped | CouldNotStop | Drained | LostTrack | Signalled | Regroup
+    | Fenced | JobEnded
+)  # fmt: skip
 
 
 # Actions.
@@ -135,10 +166,12 @@ class Watch(Value):
 
 
 class Restart(Value):
-    """Stop the workers, meet, start them again."""
+    """Stop the workers, without grace if `at_once`; after `delay_s`, meet and start them again."""
 
     why: str
     restarts_spent: int
+    delay_s: float = 0.0
+    at_once: bool = False
 
 
 class Stop(Value):
@@ -203,6 +236,8 @@ def _while_changing(state: Gathering | Starting | Stopping, seen: Observation) -
             return Running(), Watch("all workers were started")
         case Stopping(why, True), Stopped():
             return Gathering(why), Proceed("the workers of the last attempt are gone")
+        case _, JobEnded(how, why):
+            return Done(how == "succeeded", why), Finish(how == "succeeded", why)
     return state, Proceed("an attempt is under way")
 
 
@@ -210,24 +245,42 @@ def _while_running(seen: Observation) -> tuple[State, Action]:
     match seen:
         case Succeeded():
             return Draining(), Drain("all workers of this node succeeded")
-        case Failed(what, left, most) if left > 0:
-            why = f"{what}; restarting all workers (restart {most - left + 1} of {most})"
-            return Stopping(why, True), Restart(why, 1)
-        case Failed(what, _, most):
-            why = f"{what}; {_none_left(most)}"
+        case Failed(what, ruling):
+            return _after_failure(what, ruling)
+        case JobEnded("failed", why):
             return Stopping(why, False), Stop(why)
         case PeersWaiting(nodes) if nodes > 0:
             why = f"{nodes} node(s) wait to join; restarting all workers in the larger world"
             return Stopping(why, True), Restart(why, 0)
+        case Regroup(why):
+            return Stopping(why, True), Restart(why, 0)
+        case Fenced(why):
+            return Stopping(why, True), Restart(why, 0, at_once=True)
     return Running(), Watch("all workers run")
 
 
-def _none_left(most: int) -> str:
-    return f"all {most} restart(s) are used up" if most else "no restarts were asked for (--max-restarts)"
+def _after_failure(what: str, ruling: Again | GiveUp | None) -> tuple[State, Action]:
+    match ruling:
+        case GiveUp(reason):
+            why = f"{what}; {reason}"
+            return Stopping(why, False), Stop(why)
+        case Again(_, delay_s, _, reason):
+            why = f"{what}; restarting all workers ({reason})"
+            return Stopping(why, True), Restart(why, 1, delay_s)
+    why = f"{what}; the workers of all nodes are stopped"
+    return Stopping(why, True), Restart(why, 0)
 
 
 def _while_draining(seen: Observation) -> tuple[State, Action]:
-    if isinstance(seen, Drained):
-        why = "all workers succeeded"
-        return Done(True, why), Finish(True, why)
+    match seen:
+        case Drained() | JobEnded("succeeded" | "closed", _):
+            why = "all workers succeeded"
+            return Done(True, why), Finish(True, why)
+        case Fenced(reason):  # the loss of a node that is done is no loss
+            why = f"all workers of this node succeeded; what became of the others is not known: {reason}"
+            return Done(True, why), Finish(True, why)
+        case JobEnded("failed", why):
+            return Done(False, why), Finish(False, why)
+        case Regroup(why):
+            return Stopping(why, True), Restart(why, 0)
     return Draining(), Drain("the other nodes are not done")

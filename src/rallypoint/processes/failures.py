@@ -104,6 +104,7 @@ class ChildFailedError(Exception):
         super().__init__(name, failures)  # both, so that the error survives pickling
         self.name = name
         self.failures = failures
+        self.cause_exitcode: int | None = None  # of the worker that was the cause, where that is one of another node
 
     def __str__(self) -> str:
         return self.format_msg()

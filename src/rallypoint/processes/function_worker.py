@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, BinaryIO, NoReturn
 
+from rallypoint import defaults
 from rallypoint.processes.error_files import record
 from rallypoint.processes.warden import Warden
 
@@ -62,6 +63,8 @@ def _run_forked(request: dict[str, Any], fn: Callable[..., Any], args: tuple[Any
     for fd in (request["error_fd"], *request["fds_of_others"]):
         os.close(fd)
     os.chdir(request["cwd"])
+    if defaults.ENV_SECRET in os.environ:
+        _erase_from_environ_block(defaults.ENV_SECRET)
     os.environ.clear()
     os.environ.update(request["env"])
     _reset_signals()
@@ -70,6 +73,22 @@ def _run_forked(request: dict[str, Any], fn: Callable[..., Any], args: tuple[Any
     code = process._bootstrap()  # type: ignore[attr-defined]  # what Process.start() calls in the child
     util._exit_function()  # type: ignore[attr-defined]  # from 3.13 on left to the caller; before, the second call does nothing
     os._exit(code)
+
+
+def _erase_from_environ_block(name: str) -> None:
+    """Overwrite a variable's value where /proc/self/environ shows it: a fork has its parent's, out of the reach of os.environ."""
+    try:
+        with open("/proc/self/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+        start, end = int(fields[47]), int(fields[48])  # env_start and env_end of proc(5), the third field being the first here
+        with open("/proc/self/mem", "r+b", buffering=0) as memory:
+            memory.seek(start)
+            block = b"\0" + memory.read(end - start)
+            before, found, rest = block.partition(f"\0{name}=".encode())
+            memory.seek(start - 1 + len(before) + len(found))
+            memory.write(bytes(rest.find(b"\0")) if found else b"")
+    except OSError:  # a kernel that forbids it: os.environ lacks the variable all the same
+        return
 
 
 def _reset_signals() -> None:

@@ -41,6 +41,7 @@ class WardedContext(PContext):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.kill_wait_s = defaults.UNINTERRUPTIBLE_TIMEOUT_S
+        self.hurry_fd: int | None = None  # readable once there is no time left for grace
         self._warden: WardenClient | None = None
         self._outlets: Outlets | None = None
         self._logs = LogsDest()
@@ -76,7 +77,7 @@ class WardedContext(PContext):
         self._warden = self._open_warden()
         self._logs = self._logs_specs.reify(self.envs)
         self._outlets = Outlets(self._logs, getattr(self._logs_specs, "log_max_bytes", None))
-        self._inherited_env = dict(os.environ)
+        self._inherited_env = {name: value for name, value in os.environ.items() if name != defaults.ENV_SECRET}
         try:
             self._warden.spawn([self._launch(rank) for rank in sorted(self.args)])
         finally:
@@ -243,8 +244,10 @@ class WardedContext(PContext):
                 case shutdown.Gone():
                     return ()
                 case shutdown.Waiting(wake_at):
-                    wait_readable([self.news_fd(), inbox.fileno()], wake_at - time.monotonic())
+                    readable = wait_readable([self.news_fd(), inbox.fileno(), self.hurry_fd], wake_at - time.monotonic())
                     self._absorb()
+                    if self.hurry_fd in readable:
+                        self.hurry_fd, stop = None, shutdown.hurry(stop)
             for number in inbox.collect():
                 if inbox.received > 1:
                     stop = shutdown.hurry(stop)

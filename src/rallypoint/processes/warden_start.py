@@ -13,6 +13,7 @@ import sys
 __all__ = ["start_warden"]
 
 _PROGRAM = "import sys; sys.path.insert(0, sys.argv[1]); from rallypoint.processes.warden import main; main()"
+_SECRET = "RALLYPOINT_SECRET"  # the job's, for agents only; defaults.ENV_SECRET is not imported yet
 _PACKAGE_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 
@@ -24,7 +25,8 @@ def start_warden() -> tuple[_socket.socket, int]:
     ours, theirs = _socket.socketpair()
     os.set_inheritable(theirs.fileno(), True)
     command = [sys.executable, "-S", "-I", "-c", _PROGRAM, _PACKAGE_ROOT, str(theirs.fileno()), str(os.getpid())]
+    env = {name: value for name, value in os.environ.items() if name != _SECRET}
     try:
-        return ours, os.posix_spawn(sys.executable, command, os.environ, setsid=True)
+        return ours, os.posix_spawn(sys.executable, command, env, setsid=True)
     finally:
         theirs.close()

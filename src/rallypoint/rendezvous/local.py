@@ -7,7 +7,7 @@ the agent, which an older one cannot reach, and a free port for the store that r
 from __future__ import annotations
 
 from rallypoint import defaults
-from rallypoint.errors import RendezvousClosedError, UsageError
+from rallypoint.errors import RendezvousClosedError
 from rallypoint.rendezvous.endpoint import parse_rendezvous_endpoint
 from rallypoint.rendezvous.handler import (
     RendezvousHandler,
@@ -61,7 +61,5 @@ class LocalRendezvous(WakingHandler):
 
 def create_handler(params: RendezvousParameters) -> RendezvousHandler:
     """The handler for `params`, whose endpoint is checked but not used: there is nobody else who could be there."""
-    if params.max_nodes > 1:
-        raise UsageError(f"nnodes is {params.min_nodes}:{params.max_nodes}: several nodes are not in this version yet")
     parse_rendezvous_endpoint(params.endpoint, defaults.ELASTIC_PORT)
     return LocalRendezvous(params.run_id, params.local_addr)

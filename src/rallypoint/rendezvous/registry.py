@@ -30,9 +30,14 @@ def _create_static(params: RendezvousParameters) -> RendezvousHandler:
 
 
 def _create_c10d(params: RendezvousParameters) -> RendezvousHandler:
-    from rallypoint.rendezvous import local
+    """A job that can never have more than one node needs no store and no port."""
+    if params.max_nodes == 1:
+        from rallypoint.rendezvous import local
 
-    return local.create_handler(params)
+        return local.create_handler(params)
+    from rallypoint.rendezvous import embedded
+
+    return embedded.create_handler(params)
 
 
 BUILT_IN: dict[str, RendezvousHandlerCreator] = {defaults.BACKEND_CLI: _create_static, defaults.BACKEND_ELASTIC: _create_c10d}

@@ -1,0 +1,197 @@
+"""What the leader of a job does: it keeps the roster, decides by `core.generation`, and writes down what was decided.
+
+Every node runs this code, but only for as long as the key ``down/leader`` is its own. Each of its writes is compared with the
+revision at which that key was created (its *term*), so that a leader which has been replaced, and does not know it yet, changes
+nothing. A generation is formed in two steps: first the seats, at most 100 in a transaction, under an attempt named by the term;
+then the generation itself, which names the attempt. A seat of any other attempt counts for nothing.
+
+A new leader knows nothing but what it reads: it counts anew who is here, who is done and what failed. A member that it does
+not find may have been lost this very moment, so it waits as long as if that were so.
+"""
+
+from __future__ import annotations
+
+from rallypoint.core import job_records as job
+from rallypoint.core.board import Board
+from rallypoint.core.coordination import (
+    Compare,
+    Event,
+    Item,
+    Operation,
+    Outcome,
+    Put,
+    Read,
+    Request,
+    Snapshot,
+    Transaction,
+    Watch,
+)
+from rallypoint.core.forming import Forming
+from rallypoint.core.generation import Conclude, Current, Form, Interrupt, Policy, Wait, decide
+from rallypoint.core.restarts import GiveUp, Purse, RestartPolicy, judge
+from rallypoint.core.roster import Roster
+from rallypoint.core.verdict import encode as encode_verdict
+
+__all__ = ["STATUS_INTERVAL_S", "Leader"]
+
+STATUS_INTERVAL_S = 10.0
+BATCH_PER_NODE_S = 1e-5  # a decision looks at every node, so with many of them it is made for many events at once
+LEAST_BATCH_S = 1e-3
+MAX_WHY = 500
+
+
+class Leader:
+    """One term of leadership."""
+
+    def __init__(self, name: str, term: int, policy: Policy, restarts: RestartPolicy) -> None:
+        self.name = name
+        self.term = term
+        self.policy = policy
+        self.restarts = restarts
+        self.roster = Roster()
+        self.forming: Forming | None = None
+        self.must_reload = False
+        self.wait = Wait("nothing has been decided yet")
+        self._revision = 0
+        self._is_watching = False
+        self._decide_at: float | None = 0.0
+        self._status_at = 0.0
+        self._status = b""
+
+    # What it sees.
+
+    def see(self, event: Event, now: float) -> None:
+        self.roster.apply(event, now)
+        self.touch(now)
+
+    def touch(self, now: float) -> None:
+        """Something changed: decide again, soon."""
+        batch_s = len(self.roster.nodes) * BATCH_PER_NODE_S
+        soon = now + batch_s if batch_s > LEAST_BATCH_S else now
+        self._decide_at = soon if self._decide_at is None else min(self._decide_at, soon)
+
+    def wake_at(self) -> float | None:
+        return self._decide_at
+
+    # What it asks for; one question at a time.
+
+    def next_request(self, board: Board, now: float) -> Request | None:
+        if not self._revision:
+            return Read(job.UP)
+        if not self._is_watching:
+            return Watch(job.UP, self._revision + 1)
+        if board.closed is not None:
+            return None
+        if board.generation is not None and self.roster.generation != board.number:
+            return Read(job.seats_of_attempt(board.number, board.generation.attempt))
+        if self.forming is not None:
+            return self._next_of_form(self.forming, board)
+        if self._decide_at is None or now < self._decide_at:
+            return None
+        return self._decide(board, now)
+
+    def replied(self, request: Request, answer: Outcome | Snapshot | None, board: Board, now: float) -> None:
+        match request, answer:
+            case Read(job.UP), Snapshot(revision, items):
+                self._revision = revision
+                self.roster.load(items, now)
+            case Read(), Snapshot(_, items):
+                self.roster.begin(board.number, [job.decode(job.Seat, item.value) for item in items], _ids(items), now)
+            case Watch(), _:
+                self._is_watching = True
+            case Transaction(), Outcome():
+                self._note_outcome(request, answer, board, now)
+        self.touch(now)
+
+    def _note_outcome(self, request: Transaction, outcome: Outcome, board: Board, now: float) -> None:
+        if not outcome.succeeded:
+            self.forming, self.must_reload = None, True
+            return
+        for operation in request.then:
+            if isinstance(operation, Put) and operation.key.startswith(job.DOWN):
+                item = Item(operation.key, operation.value, outcome.revision, outcome.revision, operation.lease)
+                board.post(item, now)
+        if self.forming is not None and self.forming.advance():
+            self.roster.begin(self.forming.number, *self.forming.members(), now)
+            self.forming = None
+
+    # What it decides.
+
+    def _decide(self, board: Board, now: float) -> Transaction | None:
+        self._decide_at = None
+        second = self.roster.second_holder(now)
+        if second is not None:
+            return self._fenced((), Put(job.refusal_key(second.id), second.why.encode()))
+        current = self._current(board)
+        match decide(self.roster.nodes, current, self.policy, now):
+            case Interrupt(kind, why):
+                return self._signal(board.number, job.Signal(kind, why[:MAX_WHY], self.name))
+            case Conclude():
+                finished = job.Signal("finished", "all nodes are done", self.name)
+                return self._signal(board.number, finished, self._closed("finished", "the job has finished"))
+            case Form() as form:
+                return self._form(form, current, board, now)
+            case Wait() as wait:
+                return self._rest(wait, now)
+
+    def _current(self, board: Board) -> Current | None:
+        if board.generation is None:
+            return None
+        roster, signal_at = self.roster, board.signal_at.get(board.number, 0.0)
+        return Current(board.number, roster.members, board.signal(), signal_at, roster.done_members(), roster.gone)
+
+    def _rest(self, wait: Wait, now: float) -> Transaction | None:
+        """Nothing to do; those who wait with us are told how things stand, now and then."""
+        self.wait, self._decide_at = wait, wait.wake_at
+        if not wait.is_gathering:
+            return None
+        if now < self._status_at:
+            self._decide_at = self._status_at if wait.wake_at is None else min(wait.wake_at, self._status_at)
+            return None
+        self._status_at = now + STATUS_INTERVAL_S
+        self._decide_at = now
+        status = job.encode(job.Status(self.status_text()))
+        return None if status == self._status else self._tell(status)
+
+    def _tell(self, status: bytes) -> Transaction:
+        self._status = status
+        return self._fenced((), Put(job.STATUS, status))
+
+    def status_text(self) -> str:
+        return f"{self.wait.why}; {self.roster.who_is_here(self.policy.min_nodes)}"
+
+    def _form(self, form: Form, current: Current | None, board: Board, now: float) -> Transaction | None:
+        purse, why = Purse(), form.why
+        if current is not None and current.signal is not None and board.generation is not None:
+            joiners = [one for one in form.order if one.id not in current.members]
+            ended = self.roster.ended(current, joiners, now - board.generation_at)
+            again = judge(self.restarts, board.generation.purse, ended)
+            if isinstance(again, GiveUp):
+                verdict = encode_verdict(self.roster.verdict())
+                return self._fenced((), self._closed("failed", again.why, verdict))
+            if now < current.signal_at + again.delay_s:
+                return self._rest(Wait(again.why, current.signal_at + again.delay_s), now)
+            purse, why = again.purse, again.why
+        self.forming = Forming(board.number + 1, self.term, form, purse, why[:MAX_WHY])
+        return self._next_of_form(self.forming, board)
+
+    def _next_of_form(self, forming: Forming, board: Board) -> Transaction:
+        compares = (Compare(job.GENERATION, "mod", board.generation_revision),)
+        return self._fenced(compares, *forming.operations())
+
+    # What it writes, always fenced.
+
+    def _fenced(self, compares: tuple[Compare, ...], *operations: Operation) -> Transaction:
+        mine = (Compare(job.LEADER, "create", self.term), Compare(job.CLOSED, "create", 0))
+        return Transaction((*mine, *compares), operations)
+
+    def _signal(self, generation: int, signal: job.Signal, *more: Operation) -> Transaction:
+        key = job.signal_key(generation)
+        return self._fenced((Compare(key, "create", 0),), Put(key, job.encode(signal)), *more)
+
+    def _closed(self, kind: job.ClosedKind, why: str, verdict: dict[str, object] | None = None) -> Put:
+        return Put(job.CLOSED, job.encode(job.Closed(kind, why[:MAX_WHY], self.name, verdict)))
+
+
+def _ids(items: tuple[Item, ...]) -> list[str]:
+    return [item.key.rpartition("/")[2] for item in items]

@@ -1,0 +1,81 @@
+"""The event-driven side of a rendezvous: what an agent tells a job of several nodes, and what it hears from it.
+
+Torch's handlers know ``next_rendezvous`` and a number of waiting nodes to be asked for again and again. A handler that
+coordinates does more: it learns of a failure when it happens, tells of failures elsewhere, knows the ranks of all workers, and
+decides on restarts for the job as a whole. An agent that finds such a handler uses it; any other agent can use it as a plain
+one.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+
+from rallypoint.core import agent as machine
+from rallypoint.core.ranks import WorkerRanks
+from rallypoint.records import Value
+from rallypoint.rendezvous.handler import RendezvousInfo, WakingHandler
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from rallypoint.core.failure_reports import WorkerFailure
+
+__all__ = ["CoordinatedHandler", "Introduction"]
+
+
+class Introduction(Value):
+    """What the other nodes have to know about the workers of this one."""
+
+    role: str
+    workers: int
+    max_restarts: int
+    entry_point: str
+    shutdown_timeout_s: float
+
+
+class CoordinatedHandler(WakingHandler):
+    """A handler through which the agents of a job act as one. Its `wakeup_fd` is readable when there is something to hear."""
+
+    @abstractmethod
+    def introduce(self, introduction: Introduction) -> None:
+        """Before the first rendezvous: who we are."""
+
+    @abstractmethod
+    def poll_rendezvous(self) -> RendezvousInfo | None:
+        """Take part in the next generation; None while it is not formed yet. No worker may run here when this is called first."""
+
+    @abstractmethod
+    def worker_ranks(self) -> tuple[WorkerRanks, ...]:
+        """The ranks of our workers in the generation that was last formed with us."""
+
+    @abstractmethod
+    def restart_count(self) -> int:
+        """How many failures the job as a whole has paid for."""
+
+    @abstractmethod
+    def observe(self) -> machine.Regroup | machine.Fenced | machine.JobEnded | None:
+        """What has become of the generation in which we run, as far as it is not our own doing; None: it runs."""
+
+    @abstractmethod
+    def fence_fd(self) -> int | None:
+        """Readable from when our workers must not run any longer until we have another seat."""
+
+    @abstractmethod
+    def report_failure(self, failures: Mapping[int, WorkerFailure]) -> None:
+        """Workers of ours have failed, by global rank: all other nodes stop theirs, and the next generation is up to the job."""
+
+    @abstractmethod
+    def report_done(self) -> None:
+        """All our workers have succeeded."""
+
+    @abstractmethod
+    def depart(self, why: str) -> None:
+        """We are about to leave: the others regroup without us. Our workers may still be there."""
+
+    @abstractmethod
+    def leave(self, failure: str = "") -> None:
+        """We leave, our workers being gone; with a `failure` the job is over, because it cannot go on without an answer to it."""
+
+    @abstractmethod
+    def end_error(self) -> Exception | None:
+        """What to tell the user of a job that has ended other than well."""

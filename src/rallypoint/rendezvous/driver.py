@@ -1,0 +1,247 @@
+"""The thread that carries on a node's part in a job, whatever its agent is busy with.
+
+It owns the connection to the coordination store, and drives a `core.participant.Participant` over it: one request at a time,
+events as they come, keepalives when they are due. When the store is silent for too long, `core.fence` says so; then the session
+is over, and a new one begins, under a new number.
+
+The agent speaks to it through `tell`, and hears from it through `take`; `fileno` wakes the agent.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+
+from rallypoint import report
+from rallypoint.core import fence, news
+from rallypoint.core.coordination import Outcome, Read, Request, Snapshot, Transaction
+from rallypoint.core.participant import Participant
+from rallypoint.records import Value
+from rallypoint.rendezvous.waiting import Bell, wait_for_any
+from rallypoint.store.coordination import (
+    CompactedError,
+    Coordination,
+    CoordinationError,
+    LeaseLostError,
+    RefusedError,
+    StoreGoneError,
+    UnreachableError,
+)
+
+__all__ = ["Driver", "Fenced", "Lost", "Patience"]
+
+REQUEST_TIMEOUT_S = 10.0
+
+
+class Patience(Value):
+    """How long a store may be silent, or refuse us, until we give up."""
+
+    store_timeout_s: float
+    refusal_timeout_s: float
+
+
+class Fenced(Value):
+    """The others may take us for dead."""
+
+    why: str
+
+
+class Lost(Value):
+    """There is no store any more that we could take part in a job through."""
+
+    error: Exception
+
+
+Word = Callable[[Participant], None]
+
+
+class Driver:
+    """One thread; `connect` gives a connection with a lease and the participant that goes with it, or None when stopped."""
+
+    def __init__(self, connect: Callable[[], tuple[Coordination, Participant] | None], patience: Patience) -> None:
+        self._connect = connect
+        self._patience = patience
+        self._lock = threading.Lock()
+        self._words: deque[Word] = deque()
+        self._heard: deque[news.News | Fenced | Lost] = deque()
+        self._bell = Bell()  # wakes this thread
+        self._out = Bell()  # wakes the agent
+        self._fenced = Bell()  # says that workers must not run
+        self._is_stopped = False
+        self._ready_port: int | None = None
+        self._thread = threading.Thread(target=self._run, name="rallypoint-rendezvous", daemon=True)
+
+    # For the agent's thread.
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def ready(self, port: int) -> None:
+        """No worker runs here. Holds for later sessions too, until a seat is found."""
+
+        def say(participant: Participant) -> None:
+            self._ready_port = port
+            participant.ready(time.monotonic(), port)
+
+        self.tell(say)
+
+    def tell(self, word: Word) -> None:
+        """Let the participant be told something; in the order of calls."""
+        self._words.append(word)
+        self._bell.ring()
+
+    def take(self) -> news.News | Fenced | Lost | None:
+        """The oldest news that has not been taken."""
+        self._out.silence()
+        with self._lock:
+            heard = self._heard.popleft() if self._heard else None
+            if self._heard:
+                self._out.ring()
+        return heard
+
+    def peek(self) -> tuple[news.News | Fenced | Lost, ...]:
+        with self._lock:
+            return tuple(self._heard)
+
+    def fileno(self) -> int:
+        return self._out.fileno()
+
+    def fence_fileno(self) -> int:
+        return self._fenced.fileno()
+
+    def stop(self, timeout_s: float) -> bool:
+        """Let the thread end after what it was told; whether it did in time."""
+        self._is_stopped = True
+        self._bell.ring()
+        if self._thread.ident is not None:
+            self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def close(self) -> None:
+        for bell in (self._bell, self._out, self._fenced):
+            bell.close()
+
+    @property
+    def is_stopped(self) -> bool:
+        return self._is_stopped
+
+    def wait(self, timeout_s: float) -> None:
+        """For `connect`: sleep, unless there is something to do."""
+        wait_for_any([self._bell.fileno()], time.monotonic() + timeout_s)
+        self._bell.silence()
+
+    # The thread itself.
+
+    def _run(self) -> None:
+        try:
+            while not self._is_stopped and self._live_one_session():
+                pass
+        except (CoordinationError, OSError) as error:
+            self._hear(Lost(error))
+        except Exception as error:  # the thread ends here: whatever it was, the agent must not wait for it for ever
+            report.warn(f"the rendezvous thread failed: {error!r}")
+            self._hear(Lost(error))
+
+    def _live_one_session(self) -> bool:
+        """Until the session ends; whether another one is to follow."""
+        connected = self._connect()
+        if connected is None:
+            return False
+        engine, participant = connected
+        try:
+            if self._ready_port is not None:
+                participant.ready(time.monotonic(), self._ready_port)
+            return self._drive(engine, participant)
+        finally:
+            engine.close()
+
+    def _drive(self, engine: Coordination, participant: Participant) -> bool:
+        while True:
+            why = self._check(engine)
+            if why is not None:
+                return self._end_session(participant, why)
+            try:
+                is_busy = self._turn(engine, participant)
+            except LeaseLostError as error:
+                return self._end_session(participant, str(error))
+            except UnreachableError:
+                is_busy = False
+            except CompactedError:
+                participant.look_again()
+                is_busy = True
+            except (StoreGoneError, RefusedError) as error:
+                self._end_session(participant, str(error))
+                raise
+            self._pass_on(participant)
+            if self._is_stopped and not self._words and not self._has_to_say(participant):
+                return False
+            if not is_busy:
+                self._rest(engine, participant)
+
+    def _check(self, engine: Coordination) -> str | None:
+        """Why the session is over, if it is; gives up for good where there is no hope."""
+        patience = self._patience
+        match fence.judge(engine.connection(), patience.store_timeout_s, patience.refusal_timeout_s, time.monotonic()):
+            case fence.Fence(why):
+                return why
+            case fence.GiveUp(why):
+                raise StoreGoneError(why)
+        return None
+
+    def _turn(self, engine: Coordination, participant: Participant) -> bool:
+        """Take in what came, do the one thing that is next; whether there may be more to do."""
+        self._bell.silence()
+        while self._words:
+            self._words.popleft()(participant)
+        now = time.monotonic()
+        for event in engine.take_events():
+            participant.see(event, now)
+        request = participant.next_request(now)
+        if request is None:
+            return False
+        answer = self._perform(engine, request)
+        participant.replied(request, answer, time.monotonic())
+        return True
+
+    def _perform(self, engine: Coordination, request: Request) -> Outcome | Snapshot | None:
+        deadline = min(time.monotonic() + REQUEST_TIMEOUT_S, engine.valid_until())
+        if isinstance(request, Transaction):
+            return engine.transact(request, deadline)
+        if isinstance(request, Read):
+            return engine.read(request.prefix, deadline)
+        engine.watch(request.prefix, request.from_revision, deadline)
+        return None
+
+    def _rest(self, engine: Coordination, participant: Participant) -> None:
+        times = [engine.wake_at(), engine.valid_until(), time.monotonic() + REQUEST_TIMEOUT_S]
+        wake_at = participant.wake_at()
+        if wake_at is not None:
+            times.append(wake_at)
+        wait_for_any([engine.fileno(), self._bell.fileno()], min(times))
+
+    def _has_to_say(self, participant: Participant) -> bool:
+        return participant.is_leaving and not participant.has_left
+
+    def _end_session(self, participant: Participant, why: str) -> bool:
+        """We are not part of the job any more; if workers may run, that ends them."""
+        self._pass_on(participant)
+        if participant.seat is not None:
+            self._fenced.ring()
+            self._hear(Fenced(why))
+        else:
+            report.info(f"joining anew: {why}")
+        return not self._is_stopped
+
+    def _pass_on(self, participant: Participant) -> None:
+        for one in participant.take_news():
+            if isinstance(one, news.Seated):
+                self._ready_port = None
+                self._fenced.silence()
+            self._hear(one)
+
+    def _hear(self, one: news.News | Fenced | Lost) -> None:
+        with self._lock:
+            self._heard.append(one)
+        self._out.ring()

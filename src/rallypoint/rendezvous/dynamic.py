@@ -1,0 +1,285 @@
+"""The elastic rendezvous over several nodes: torchrun's ``c10d``, on rallypoint's own coordination store.
+
+The handler stands between two threads. The driver's thread carries on this node's part in the job; the agent's thread asks here,
+gets an answer at once, and waits on `wakeup_fd` when there is none. What is decided is decided in `core`.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+
+from rallypoint import defaults, report
+from rallypoint.core import agent as machine
+from rallypoint.core import job_records as job
+from rallypoint.core import news
+from rallypoint.core.failure_reports import NodeReport, WorkerFailure
+from rallypoint.core.generation import Policy
+from rallypoint.core.participant import Joining, Participant
+from rallypoint.core.ranks import WorkerRanks
+from rallypoint.core.restarts import RestartPolicy
+from rallypoint.errors import RendezvousConnectionError, RendezvousError
+from rallypoint.rendezvous import endings
+from rallypoint.rendezvous.coordinated import CoordinatedHandler, Introduction
+from rallypoint.rendezvous.driver import Driver, Fenced, Lost, Patience
+from rallypoint.rendezvous.endpoint import get_free_port
+from rallypoint.rendezvous.handler import RendezvousInfo, RendezvousParameters, RendezvousStoreInfo
+from rallypoint.rendezvous.meeting_place import MeetingPlace
+from rallypoint.rendezvous.rank_hint import find_rank_hint, stable_name
+from rallypoint.rendezvous.settings import Settings, agreed, mismatch
+from rallypoint.rendezvous.waiting import wait_for_any
+from rallypoint.store.coordination import Coordination
+from rallypoint.store.shared_store import SharedStore
+
+__all__ = ["DynamicRendezvous"]
+
+REFUSAL_TIMEOUT_S = 3.0
+LEAVE_TIMEOUT_S = 5.0
+READY_MARGIN_S = 5.0
+NODES_PER_KEEPALIVE_SECOND = 1000
+
+
+class DynamicRendezvous(CoordinatedHandler):
+    """One node's handler for a job of several."""
+
+    def __init__(self, params: RendezvousParameters, settings: Settings, place: MeetingPlace) -> None:
+        self._params = params
+        self._settings = settings
+        self._place = place
+        self._hint = find_rank_hint(settings.node_rank, os.environ)
+        self.name = stable_name(self._hint, os.uname().nodename)
+        self._introduction = Introduction("", 1, 0, "", defaults.SHUTDOWN_TIMEOUT_S)
+        self._driver: Driver | None = None
+        self._has_asked = False
+        self._seated: news.Seated | None = None
+        self._is_over = False  # the generation in which we sat
+        self._closed: job.Closed | None = None
+        self._lost: Exception | None = None
+        self._sessions = 0
+
+    # As torch's handlers.
+
+    def get_backend(self) -> str:
+        return self._params.backend
+
+    def get_run_id(self) -> str:
+        return self._params.run_id
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        while (info := self.poll_rendezvous()) is None:
+            wait_for_any([self.wakeup_fd()], time.monotonic() + 60.0)
+        return info
+
+    def is_closed(self) -> bool:
+        heard = self._driver.peek() if self._driver else ()
+        return self._closed is not None or any(isinstance(one, news.Ended) for one in heard)
+
+    def set_closed(self) -> None:
+        self._tell(lambda participant: participant.close("closed", f"{self.name} closed it"))
+
+    def num_nodes_waiting(self) -> int:
+        """For agents that only ask this: 1 when the generation is over, so that they meet anew."""
+        heard = self._driver.peek() if self._driver else ()
+        return int(any(isinstance(one, news.Stop | Fenced | Lost) for one in heard))
+
+    def shutdown(self) -> bool:
+        if self._seated is not None and not self._is_over and self._closed is None:
+            self.set_closed()
+        self.leave()
+        return True
+
+    # The event-driven side.
+
+    def wakeup_fd(self) -> int:
+        return self._start().fileno()
+
+    def introduce(self, introduction: Introduction) -> None:
+        self._introduction = introduction
+
+    def poll_rendezvous(self) -> RendezvousInfo | None:
+        if self._lost is not None:
+            raise self._lost_error(self._lost)
+        driver = self._start()
+        if not self._has_asked:
+            self._has_asked, self._seated = True, None
+            driver.ready(get_free_port())
+        while (word := driver.take()) is not None:
+            info = self._hear_while_waiting(driver, word)
+            if info is not None:
+                return info
+        return None
+
+    def worker_ranks(self) -> tuple[WorkerRanks, ...]:
+        assert self._seated is not None
+        seat = self._seated.seat
+        return tuple(
+            WorkerRanks(local, seat.first_rank + local, seat.first_role_rank + local, seat.world_size, seat.role_world_size)
+            for local in range(self._introduction.workers)
+        )
+
+    def restart_count(self) -> int:
+        return self._seated.generation.purse.failures if self._seated else 0
+
+    def observe(self) -> machine.Regroup | machine.Fenced | machine.JobEnded | None:
+        driver = self._start()
+        while (word := driver.take()) is not None:
+            match word:
+                case news.Stop(_, signal):
+                    self._is_over = True
+                    return machine.Regroup(signal.why)
+                case Fenced(why):
+                    self._is_over = True
+                    return machine.Fenced(why)
+                case Lost(error):
+                    self._lost, self._is_over = error, True
+                    return machine.Fenced(str(error))
+                case news.Ended(closed):
+                    self._closed = closed
+                    return machine.JobEnded(endings.how(closed), closed.why)
+                case news.Refused(why):
+                    return machine.JobEnded("failed", why)
+        return None
+
+    def fence_fd(self) -> int | None:
+        return self._driver.fence_fileno() if self._driver else None
+
+    def report_failure(self, failures: Mapping[int, WorkerFailure]) -> None:
+        told = NodeReport(self.name, 0, tuple(failures.values()), stopped=max(0, self._introduction.workers - len(failures)))
+        self._tell(lambda participant: participant.failed(told))
+
+    def report_done(self) -> None:
+        self._is_over = True
+        self._tell(Participant.done)
+
+    def depart(self, why: str) -> None:
+        if self._driver is None:
+            return
+        if self._place.is_host:
+            ends = f"{why}; {self.name} hosts the coordination store, so the job ends for all"
+            self._tell(lambda participant: participant.close("host_left", ends))
+        else:
+            self._tell(lambda participant: participant.departing(why))
+
+    def leave(self, failure: str = "") -> None:
+        driver, self._driver = self._driver, None
+        if driver is None:
+            return
+        if failure and self._closed is None:
+            driver.tell(lambda participant: participant.close("failed", f"{self.name}: {failure}"[:500]))
+        driver.tell(Participant.leave)
+        if not driver.stop(LEAVE_TIMEOUT_S):
+            report.warn(f"the coordination store did not answer within {LEAVE_TIMEOUT_S:g} s; leaving without a word")
+        self._place.close(self._settings.close_timeout_s)
+        driver.close()
+
+    def end_error(self) -> Exception | None:
+        return endings.error(self._closed)
+
+    # What is heard while we wait for a seat.
+
+    def _hear_while_waiting(self, driver: Driver, word: news.News | Fenced | Lost) -> RendezvousInfo | None:
+        match word:
+            case news.Seated() as seated:
+                return self._take_seat(driver, seated)
+            case news.Progress(text):
+                report.info(f"waiting: {text}")
+            case news.Ended(closed):
+                self._closed = closed
+                raise endings.while_waiting(closed)
+            case news.Refused(why):
+                raise endings.refused(why)
+            case news.TimedOut(why):
+                raise endings.timed_out(why, self._params.run_id)
+            case Lost(error):
+                self._lost = error
+                raise self._lost_error(error)
+        return None
+
+    def _take_seat(self, driver: Driver, seated: news.Seated) -> RendezvousInfo | None:
+        """Our place, unless that generation is over already: then no worker has to be started for it."""
+        if any(isinstance(one, news.Stop) and one.generation == seated.seat.generation for one in driver.peek()):
+            driver.ready(get_free_port())
+            return None
+        self._seated, self._has_asked, self._is_over = seated, False, False
+        seat, generation = seated.seat, seated.generation
+        report.info(
+            f"generation {generation.number}: this node is {seat.group_rank} of {seat.group_world_size},"
+            f" {seat.world_size} workers in all; {generation.why}"
+        )
+        where = RendezvousStoreInfo(generation.master_addr, generation.master_port)
+        store = SharedStore(self._place.new_connection, f"data/{generation.number}.{generation.attempt}/")
+        return RendezvousInfo(store, seat.group_rank, seat.group_world_size, where)
+
+    def _lost_error(self, error: Exception) -> Exception:
+        return error if isinstance(error, RendezvousError) else RendezvousConnectionError(str(error))
+
+    # The driver and its sessions.
+
+    def _tell(self, word: object) -> None:
+        if self._driver is not None:
+            self._driver.tell(word)  # type: ignore[arg-type]
+
+    def _start(self) -> Driver:
+        if self._driver is None:
+            patience = Patience(self._settings.store_timeout_s, REFUSAL_TIMEOUT_S)
+            self._driver = Driver(self._open_session, patience)
+            self._driver.start()
+        return self._driver
+
+    def _open_session(self) -> tuple[Coordination, Participant] | None:
+        """A connection, a lease, and the participant that lives on them; in the driver's thread."""
+        driver, settings = self._driver, self._settings
+        assert driver is not None
+
+        def pause(seconds: float) -> bool:
+            driver.wait(seconds)
+            return not driver.is_stopped
+
+        is_first = self._sessions == 0
+        timeout_s = settings.join_timeout_s if is_first else settings.store_timeout_s
+        engine = self._place.connect(timeout_s, REFUSAL_TIMEOUT_S, pause)
+        if engine is None:
+            return None
+        self._sessions += 1
+        lease = engine.grant(self._lease_s(), time.monotonic() + settings.store_timeout_s)
+        address = self._params.local_addr or self._place.advertised_address(engine)
+        return engine, Participant(self._joining(lease, address))
+
+    def _lease_s(self) -> float:
+        """Many nodes speak less often, so that the store's host is not kept busy by keepalives alone."""
+        interval_s = max(self._settings.keep_alive_interval_s, self._params.max_nodes / NODES_PER_KEEPALIVE_SECOND)
+        return interval_s * self._settings.keep_alive_max_attempt
+
+    def _joining(self, lease: int, address: str) -> Joining:
+        settings, params, me = self._settings, self._params, self._introduction
+        hint = self._hint
+        record = job.NodeRecord(
+            name=self.name,
+            address=address,
+            port=0,
+            role=me.role,
+            workers=me.workers,
+            ready_after=job.NOT_READY,
+            rank_hint=hint.rank if hint else -1,
+            hint_is_explicit=hint.is_explicit if hint else False,
+        )
+        policy = Policy(
+            min_nodes=params.min_nodes,
+            max_nodes=params.max_nodes,
+            node_unit=settings.node_unit,
+            join_timeout_s=settings.join_timeout_s,
+            last_call_s=settings.last_call_timeout_s,
+            scale_up_window_s=settings.scale_up_window_s,
+            ready_timeout_s=me.shutdown_timeout_s + READY_MARGIN_S,
+        )
+        restarts = RestartPolicy(
+            max_restarts=me.max_restarts,
+            no_retry_exit_codes=settings.no_retry_exit_codes,
+            backoff_s=settings.restart_backoff_s,
+            max_backoff_s=settings.restart_backoff_max_s,
+            window_s=settings.restart_window_s,
+            max_membership_changes=settings.max_membership_changes,
+        )
+        shared = agreed(settings, params.min_nodes, params.max_nodes, me.max_restarts, me.role, me.entry_point, self.name)
+        return Joining(os.urandom(8).hex(), lease, record, shared, mismatch, policy, restarts)

@@ -1,0 +1,45 @@
+"""Waking a thread that waits in ``poll``."""
+
+from __future__ import annotations
+
+import os
+import select
+import time
+from collections.abc import Iterable
+
+__all__ = ["Bell", "wait_for_any"]
+
+
+class Bell:
+    """Readable from when it is rung until it is silenced; may be rung from any thread, as often as one likes."""
+
+    def __init__(self) -> None:
+        self._fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+
+    def ring(self) -> None:
+        if self._fd >= 0:
+            os.eventfd_write(self._fd, 1)
+
+    def silence(self) -> None:
+        try:
+            os.eventfd_read(self._fd)
+        except BlockingIOError:
+            return
+
+    def fileno(self) -> int:
+        return self._fd
+
+    def close(self) -> None:
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+
+def wait_for_any(fds: Iterable[int], deadline: float) -> None:
+    """Until one of these can be read, or `deadline` on time.monotonic()."""
+    poll = select.poll()
+    for fd in fds:
+        if fd >= 0:
+            poll.register(fd, select.POLLIN)
+    left_s = deadline - time.monotonic()
+    poll.poll(None if left_s == float("inf") else max(0.0, left_s) * 1000 + 0.5)

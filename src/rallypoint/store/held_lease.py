@@ -1,0 +1,54 @@
+"""A node's own lease, as the node sees it: when to say that it lives, and until when the others must believe it.
+
+What counts is when the last keepalive that was answered was *sent*, on this node's clock: the store cannot have heard of it
+earlier. Once the connection is seen to be broken the store may have seen it too, and ends the lease after a short grace; so it
+is good for less than that grace, unless it is taken up again.
+"""
+
+from __future__ import annotations
+
+import math
+
+__all__ = ["HeldLease"]
+
+KEEPALIVES_PER_TTL = 3
+BROKEN_GRACE_S = 0.25  # less than the store's own
+
+
+class HeldLease:
+    """Lease number `number`, granted to this node."""
+
+    def __init__(self, number: int, ttl_s: float, asked_at: float) -> None:
+        self.number = number
+        self.ttl_s = ttl_s
+        self.is_lost = False
+        self.keep_at = asked_at + ttl_s / KEEPALIVES_PER_TTL
+        self._renewed_at = asked_at
+        self._broken_at: float | None = None
+        self._oldest_unanswered = math.inf
+
+    def valid_until(self) -> float:
+        if self.is_lost:
+            return -math.inf
+        own_end = self._renewed_at + self.ttl_s
+        return own_end if self._broken_at is None else min(own_end, self._broken_at + BROKEN_GRACE_S)
+
+    def note_sent(self, now: float) -> None:
+        self.keep_at = now + self.ttl_s / KEEPALIVES_PER_TTL
+        self._oldest_unanswered = min(self._oldest_unanswered, now)
+
+    def note_answer(self, sent_at: float, is_kept: bool) -> None:
+        """The keepalive, or the taking up, that was sent then was answered."""
+        self.is_lost = self.is_lost or not is_kept
+        self._renewed_at = max(self._renewed_at, sent_at)
+        self._broken_at = None
+        self._oldest_unanswered = math.inf
+
+    def note_break(self, now: float) -> None:
+        self._oldest_unanswered = math.inf
+        if self._broken_at is None:
+            self._broken_at = now
+
+    def silent_since(self) -> float:
+        """When the oldest keepalive was sent that has no answer yet; infinite where there is none."""
+        return self._oldest_unanswered

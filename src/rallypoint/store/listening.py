@@ -1,0 +1,121 @@
+"""Where the store listens: at the addresses that its name stands for on this machine, all of them or none.
+
+Whoever can bind them is the store's host, and whoever comes second is a client: the kernel decides, so there is one host. That
+is why SO_REUSEPORT, with which two could listen at one address, is never set, and why a name with several local
+addresses is bound as a whole, in the same order by everybody.
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    Address = tuple[int, tuple[Any, ...]]  # family, and what bind takes
+
+__all__ = ["address_of", "open_listeners", "resolve", "tune"]
+
+BACKLOG = 4096
+NOT_LOCAL = {errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT}
+# A connection over which nothing comes back is given up, so that half of one does not stay for ever.
+UNANSWERED_MS = 15_000
+IDLE_S, PROBE_EVERY_S, PROBES = 10, 3, 3
+
+
+def open_listeners(host: str, port: int, *, is_host: bool | None, wildcard_allowed: bool) -> list[socket.socket] | None:
+    """Sockets that listen on every local address of `host`, or None where this machine is not the store's host.
+
+    `is_host` is True or False where the user has said so, and None to find out by whether `host` is an address of this machine
+    that nobody listens on yet. A host that was named as such, but whose address is none of this machine's, as behind
+    NAT or a service name, listens on every address of the machine, if that is allowed. OSError: the name does not resolve, or
+    a host that was named as such cannot listen.
+    """
+    if is_host is False:
+        return None
+    try:
+        sockets = _bind_all(resolve(host, port))
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE or is_host:
+            raise
+        return None
+    if is_host and not sockets:
+        sockets = _bind_wildcard(host, port, wildcard_allowed)
+    for sock in sockets:
+        sock.listen(BACKLOG)
+    return sockets or None
+
+
+def resolve(host: str, port: int) -> list[Address]:
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP)
+    return sorted({(int(family), address) for family, _, _, _, address in found})
+
+
+def _bind_all(addresses: list[Address]) -> list[socket.socket]:
+    """All that are local; if one is taken, none."""
+    sockets: list[socket.socket] = []
+    try:
+        for family, address in addresses:
+            # Port 0 lets the kernel choose, once: the other addresses of the name get the same.
+            chosen = (address[0], sockets[0].getsockname()[1], *address[2:]) if sockets else address
+            if (sock := _bind(family, chosen)) is not None:
+                sockets.append(sock)
+    except OSError:
+        for sock in sockets:
+            sock.close()
+        raise
+    return sockets
+
+
+def _bind(family: int, address: tuple[Any, ...]) -> socket.socket | None:
+    """A socket bound to the address, or None if that is not one of this machine's."""
+    try:
+        sock = socket.socket(family, socket.SOCK_STREAM)
+    except OSError as error:
+        if error.errno in NOT_LOCAL:
+            return None
+        raise
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        tune(sock)
+        sock.bind(address)
+    except OSError as error:
+        sock.close()
+        if error.errno in NOT_LOCAL:
+            return None
+        raise OSError(error.errno, f"cannot listen at {_written(address)}: {error.strerror}") from error
+    return sock
+
+
+def _bind_wildcard(host: str, port: int, allowed: bool) -> list[socket.socket]:
+    if not allowed:
+        raise OSError(
+            errno.EADDRNOTAVAIL,
+            f"this node is to host the store, but {host} is no address of this machine, and without a secret the store does not "
+            "listen on all of them; name a local address, or give the job a secret",
+        )
+    return _bind_all([(int(socket.AF_INET), ("0.0.0.0", port)), (int(socket.AF_INET6), ("::", port, 0, 0))])
+
+
+def tune(sock: socket.socket) -> None:
+    """Small messages go at once, and a peer that has silently gone is noticed; what a listener accepts inherits it."""
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNANSWERED_MS)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, IDLE_S)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, PROBE_EVERY_S)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, PROBES)
+
+
+def address_of(sock: socket.socket) -> tuple[str, int]:
+    host, port, *_ = sock.getsockname()
+    return host, port
+
+
+def _written(address: tuple[Any, ...]) -> str:
+    host, port, *_ = address
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -1,0 +1,77 @@
+"""The embedded store's server, for the agent that hosts it: a thread that is started, waited for and stopped."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from rallypoint.core.keyspace import Keyspace
+from rallypoint.store.handshake import ServerHandshake, Welcome
+from rallypoint.store.listening import address_of
+from rallypoint.store.service import StoreService
+from rallypoint.store.serving import ServingLoop
+
+__all__ = ["CoordinationServer"]
+
+INCARNATION_BYTES = 8
+
+
+class CoordinationServer:
+    """Serves the store of one job on sockets that listen already, which it owns from now on."""
+
+    def __init__(
+        self, sockets: Sequence[socket.socket], run_id: str, secret: bytes | None, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.incarnation = os.urandom(INCARNATION_BYTES).hex()
+        self.addresses = [address_of(sock) for sock in sockets]
+        for sock in sockets:
+            sock.setblocking(False)
+
+        def make_handshake(welcome: Welcome) -> ServerHandshake:
+            return ServerHandshake(run_id, secret, welcome)
+
+        self._clock = clock
+        self._fewer = threading.Condition()
+        self._loop = ServingLoop(sockets, StoreService(Keyspace()), make_handshake, self.incarnation, clock, self._notify)
+        self._thread = threading.Thread(target=self._run, name="rallypoint-store", daemon=True)
+        self._farewell: str | None = None
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def wait_until_alone(self, deadline: float, except_for: int = 1) -> bool:
+        """Wait, until `deadline` at the latest, until at most `except_for` clients are left; whether that is so."""
+        with self._fewer:
+            while self._loop.client_count > except_for:
+                left_s = deadline - self._clock()
+                if left_s <= 0:
+                    return False
+                self._fewer.wait(left_s)
+        return True
+
+    def stop(self, linger_s: float = 0.0, reason: str = "its host has ended") -> None:
+        """End the server once everybody has gone, or `linger_s` from now; who is left then is told the `reason`."""
+        if self._farewell is not None:
+            return
+        self.wait_until_alone(self._clock() + linger_s, except_for=0)
+        self._farewell = reason
+        if self._thread.ident is None:
+            self._loop.close()
+        else:
+            self._loop.wake()
+            self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            while self._farewell is None:
+                self._loop.turn()
+            self._loop.say_farewell(self._farewell)
+        finally:
+            self._loop.close()
+
+    def _notify(self) -> None:
+        with self._fewer:
+            self._fewer.notify_all()

@@ -1,0 +1,185 @@
+"""What the store does for its clients: their requests, put to the keyspace, and the changes that they watch.
+
+It knows connections, but no sockets and no clock. A request that breaks the rules raises RequestError, which ends the
+connection; one that cannot be done is answered with ``[number, "error", kind, text]``.
+"""
+
+from __future__ import annotations
+
+from rallypoint.core.coordination import Put, Transaction
+from rallypoint.core.keyspace import Compacted, Keyspace, UnknownLease
+from rallypoint.store.connection import Connection
+from rallypoint.store.sessions import Session, Sessions
+from rallypoint.store.watchers import Watchers
+from rallypoint.store.wire import (
+    MOST_WATCHES,
+    RequestError,
+    decode,
+    decode_transaction,
+    encode,
+    encode_in_parts,
+    encode_item,
+    number,
+    seconds,
+    text,
+)
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    Handler = Callable[[Connection, Session, int, list[object]], None]
+
+__all__ = ["StoreService"]
+
+KEYSPACE_BYTES = 64 * 1024 * 1024
+FEW_ITEMS = 16  # an answer of so few is written down at once
+TOKEN_CHARACTERS = 64
+
+
+class StoreService:
+    """The store without its network. `touched` are the connections that something was said to."""
+
+    def __init__(self, keyspace: Keyspace, keyspace_bytes: int = KEYSPACE_BYTES) -> None:
+        self._keyspace = keyspace
+        self._keyspace_bytes = keyspace_bytes
+        self._sessions = Sessions(keyspace)
+        self._watchers = Watchers()
+        self._told_revision = keyspace.revision
+        self._now = 0.0
+        self.touched: set[Connection] = set()
+        self._replaced: list[Connection] = []
+        self._handlers: dict[str, tuple[int, Handler]] = {
+            "transact": (3, self._transact),
+            "read": (1, self._read),
+            "watch": (2, self._watch),
+            "unwatch": (1, self._unwatch),
+            "grant": (1, self._grant),
+            "keep": (1, self._keep),
+            "revoke": (0, self._revoke),
+            "resume": (1, self._resume),
+        }
+
+    # --- what the server calls ---------------------------------------------------------------------------------------------
+
+    def serve(self, connection: Connection, body: bytes, now: float) -> None:
+        """Do one request, and answer it."""
+        self._now = now
+        request_id, what, *arguments = decode(body)
+        count, handler = self._handlers.get(what, (-1, self._transact))
+        if count != len(arguments):
+            raise RequestError("a request that there is not")
+        handler(connection, connection.session, request_id, arguments)
+
+    def leave(self, connection: Connection, now: float) -> None:
+        """The connection has ended."""
+        self._watchers.assign(connection, frozenset())
+        if connection.session.connection is connection:
+            self._sessions.leave(connection.session, now)
+
+    def take_replaced(self) -> list[Connection]:
+        """The connections that gave way to a new one of the same session, to be closed."""
+        replaced, self._replaced = self._replaced, []
+        return replaced
+
+    def next_expiry(self) -> float | None:
+        return self._keyspace.next_expiry()
+
+    def tick(self, now: float) -> None:
+        """End what is over, and tell everybody what has changed."""
+        self._keyspace.tick(now)
+        self._tell()
+
+    def _tell(self) -> None:
+        """All that has changed since the last time, to those that watch it: written down once for each group of them."""
+        events = self._keyspace.take_changes()
+        self._told_revision = self._keyspace.revision
+        if not events:
+            return
+        for its_events, members in self._watchers.route(events):
+            bodies = list(encode_in_parts((0, "events", self._told_revision), its_events))
+            for connection in members:
+                self.touched.add(connection)
+                for body in bodies:
+                    connection.send(body)
+
+    # --- requests ----------------------------------------------------------------------------------------------------------
+
+    def _transact(self, connection: Connection, session: Session, request_id: int, arguments: list[object]) -> None:
+        transaction = decode_transaction(*arguments)
+        if (error := self._objection(transaction, session)) is not None:
+            connection.send(encode([request_id, "error", *error]))
+            return
+        try:
+            outcome = self._keyspace.transact(transaction)
+        except UnknownLease as unknown:
+            connection.send(encode([request_id, "error", "lease", str(unknown)]))
+        except ValueError as invalid:
+            connection.send(encode([request_id, "error", "invalid", str(invalid)]))
+        else:
+            answer = (request_id, "outcome", outcome.succeeded, outcome.revision)
+            if len(outcome.items) <= FEW_ITEMS and sum(len(item.value) for item in outcome.items if item) < 4096:
+                connection.send(encode([*answer, [encode_item(item) for item in outcome.items]]))
+            else:
+                connection.send_each(encode_in_parts(answer, outcome.items))
+
+    def _objection(self, transaction: Transaction, session: Session) -> tuple[str, str] | None:
+        """The kind of error and the text, if this session may not do this, or there is no room for it."""
+        room = self._keyspace_bytes - self._keyspace.size_bytes
+        for operation in (*transaction.then, *transaction.otherwise):
+            if isinstance(operation, Put):
+                if operation.lease and operation.lease != session.lease:
+                    return "lease", f"lease {operation.lease} is not this node's"
+                room -= len(operation.value) + len(operation.key)
+                if room < 0:
+                    return "full", f"the store is full: it holds at most {self._keyspace_bytes} bytes"
+        return None
+
+    def _read(self, connection: Connection, session: Session, request_id: int, arguments: list[object]) -> None:
+        snapshot = self._keyspace.read(text(arguments[0]))
+        connection.send_each(encode_in_parts((request_id, "snapshot", snapshot.revision), snapshot.items))
+
+    def _watch(self, connection: Connection, session: Session, request_id: int, arguments: list[object]) -> None:
+        """What has happened goes out first, on its own; what happens from now on comes with what its group is told."""
+        prefix, from_revision = text(arguments[0]), number(arguments[1])
+        self._tell()
+        prefixes = self._watchers.of(connection) | {prefix}
+        if len(prefixes) > MOST_WATCHES:
+            raise RequestError(f"more than {MOST_WATCHES} watches")
+        try:
+            events = self._keyspace.changes(prefix, from_revision)
+        except Compacted as compacted:
+            connection.send(encode([request_id, "error", "compacted", str(compacted)]))
+            return
+        self._watchers.assign(connection, prefixes)
+        connection.send(encode([request_id, "watching"]))
+        connection.send_each(encode_in_parts((0, "past", prefix, self._told_revision), events))
+
+    def _unwatch(self, connection: Connection, session: Session, request_id: int, arguments: list[object]) -> None:
+        self._watchers.assign(connection, self._watchers.of(connection) - {text(arguments[0])})
+        connection.send(encode([request_id, "done"]))
+
+    def _grant(self, connection: Connection, session: Session, request_id: int, arguments: list[object]) -> None:
+        lease = self._sessions.grant(session, seconds(arguments[0]), self._now)
+        connection.send(encode([request_id, "granted", lease]))
+
+    def _keep(self, connection: Connection, session: Session, request_id: int, arguments: list[object]) -> None:
+        """The answer says too up to which revision the client has been told everything, which helps it after a break."""
+        is_kept = session.lease == number(arguments[0]) and self._sessions.keep(session, self._now)
+        connection.send(encode([request_id, "kept", is_kept, self._told_revision]))
+
+    def _revoke(self, connection: Connection, session: Session, request_id: int, arguments: list[object]) -> None:
+        self._sessions.revoke(session)
+        connection.send(encode([request_id, "done"]))
+
+    def _resume(self, connection: Connection, session: Session, request_id: int, arguments: list[object]) -> None:
+        """A client is back on a new connection. The old one may still look alive from here: it is replaced."""
+        token = arguments[0]
+        if type(token) is not str or len(token) > TOKEN_CHARACTERS or session.lease:
+            raise RequestError("nothing to take up")
+        known = self._sessions.resume(token, self._now)
+        connection.send(encode([request_id, "resumed", 0 if known is None else known.lease]))
+        if known is not None:
+            if known.connection is not None:
+                self._replaced.append(known.connection)
+            known.connection, connection.session = connection, known

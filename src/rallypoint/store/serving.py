@@ -1,0 +1,262 @@
+"""The loop of the store's server: one thread, any number of nodes, and nobody who can make it wait.
+
+In each turn all that has come is read before any lease may end, so that a keepalive which was here in time counts; then what is
+over ends, then everybody is told what has changed, then all that is to be said goes out. Sockets do not block, and whoever is
+too slow, says too much or breaks the rules is cut off. A *stranger*, who has not yet proven that it belongs to the job, may
+hold one small frame, for a few seconds, and learns nothing.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import socket
+from collections.abc import Callable, Iterable
+
+from rallypoint.store.connection import Connection, ConnectionEnded
+from rallypoint.store.frames import FrameError
+from rallypoint.store.handshake import HandshakeRefused, ServerHandshake, Welcome
+from rallypoint.store.refusals import Refusals
+from rallypoint.store.service import StoreService
+from rallypoint.store.sessions import Session, new_token
+from rallypoint.store.wire import encode
+
+__all__ = ["ServingLoop"]
+
+CONNECTIONS = 16_384
+STRANGERS = 4_096
+HANDSHAKE_S = 5.0
+ACCEPTS_PER_TURN = 256
+HELD_BYTES = 256 * 1024 * 1024  # for all connections together, of what came in part and what is not sent yet
+PAUSE_S = 0.2  # before accepting again, when there are no file descriptors left
+OUT_OF_RESOURCES = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
+FAREWELL_S = 0.5
+
+
+class ServingLoop:
+    """Everything that the server's thread does. `wake` and `client_count` are for other threads too."""
+
+    def __init__(
+        self,
+        listeners: Iterable[socket.socket],
+        service: StoreService,
+        make_handshake: Callable[[Welcome], ServerHandshake],
+        incarnation: str,
+        clock: Callable[[], float],
+        on_fewer: Callable[[], None],
+    ) -> None:
+        self._service = service
+        self._make_handshake = make_handshake
+        self._incarnation = incarnation
+        self._clock = clock
+        self._on_fewer = on_fewer
+        self._listeners = {sock.fileno(): sock for sock in listeners}
+        self._connections: dict[int, Connection] = {}
+        self._strangers: dict[int, Connection] = {}  # in the order in which they came
+        self._held_bytes = 0
+        self._refusals = Refusals()
+        self._accept_again_at: float | None = None  # None while it accepts
+        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._poll = select.epoll()
+        self._poll.register(self._bell, select.EPOLLIN)
+        self._listen(select.EPOLLIN)
+
+    @property
+    def client_count(self) -> int:
+        return len(self._connections) - len(self._strangers)
+
+    def wake(self) -> None:
+        """Make the turn under way the last before whoever runs the loop looks up."""
+        os.eventfd_write(self._bell, 1)
+
+    def turn(self) -> None:
+        """Wait until there is something to do, and do it."""
+        ready = self._poll.poll(self._patience_s(), CONNECTIONS)
+        now = self._clock()
+        self._serve_ready(ready, now)
+        expiry = self._service.next_expiry()
+        if expiry is not None and expiry <= now:  # what came while we were busy is still in time
+            self._serve_ready(self._poll.poll(0, CONNECTIONS), now)
+        self._service.tick(now)
+        self._flush_touched(now)
+        self._end_late_strangers(now)
+        if self._accept_again_at is not None and now >= self._accept_again_at:
+            self._accept_again_at = None
+            self._listen(select.EPOLLIN)
+        self._refusals.tell(now)
+
+    def _patience_s(self) -> float | None:
+        """How long there is nothing to do, unless something comes."""
+        times = [self._service.next_expiry(), self._accept_again_at, self._refusals.due_at]
+        if self._strangers:
+            times.append(next(iter(self._strangers.values())).accepted_at + HANDSHAKE_S)
+        known = [time for time in times if time is not None]
+        return max(0.0, min(known) - self._clock()) if known else None
+
+    def _serve_ready(self, ready: list[tuple[int, int]], now: float) -> None:
+        for fd, events in ready:
+            connection = self._connections.get(fd)
+            if connection is not None:
+                if events & select.EPOLLOUT:
+                    self._service.touched.add(connection)
+                if events & ~select.EPOLLOUT:
+                    self._read(connection, now)
+            elif fd in self._listeners:
+                self._accept(self._listeners[fd], now)
+
+    # --- coming and going --------------------------------------------------------------------------------------------------
+
+    def _listen(self, events: int) -> None:
+        for fd in self._listeners:
+            if events:
+                self._poll.register(fd, events)
+            else:
+                self._poll.unregister(fd)
+
+    def _accept(self, listener: socket.socket, now: float) -> None:
+        for _ in range(ACCEPTS_PER_TURN):
+            try:
+                sock, address = listener.accept()
+            except BlockingIOError:
+                return
+            except OSError as error:  # else it is one connection that has ended before it was accepted
+                if error.errno in OUT_OF_RESOURCES:
+                    self._pause_accepting(now)
+                    return
+                continue
+            self._admit(sock, f"{address[0]} port {address[1]}", now)
+
+    def _pause_accepting(self, now: float) -> None:
+        """There are no file descriptors left: those who wait are still there in a moment, and asking at once would spin."""
+        if self._accept_again_at is None:
+            self._listen(0)
+            self._accept_again_at = now + PAUSE_S
+
+    def _admit(self, sock: socket.socket, peer: str, now: float) -> None:
+        if len(self._connections) >= CONNECTIONS:
+            self._refusals.add(peer, f"there are {CONNECTIONS} connections already")
+            sock.close()
+            return
+        sock.setblocking(False)
+        welcome = Welcome(self._incarnation, new_token())
+        connection = Connection(sock, peer, self._make_handshake(welcome), Session(welcome.session), now)
+        self._connections[connection.fd] = self._strangers[connection.fd] = connection
+        self._poll.register(connection.fd, select.EPOLLIN)
+        if len(self._strangers) > STRANGERS:
+            self._end(next(iter(self._strangers.values())), "too many others came before it had proven anything", now)
+
+    def _end_late_strangers(self, now: float) -> None:
+        while self._strangers:
+            oldest = next(iter(self._strangers.values()))
+            if now < oldest.accepted_at + HANDSHAKE_S:
+                return
+            self._end(oldest, f"it did not introduce itself within {HANDSHAKE_S:g} s", now)
+
+    def _refuse(self, connection: Connection, reason: str, now: float) -> None:
+        """Tell the peer why, if it takes one more frame, and end it."""
+        connection.send(encode([0, "refused", reason]) if connection.is_welcome else ServerHandshake.refusal(reason))
+        try:
+            connection.flush()
+        except ConnectionEnded:
+            pass  # then it does not hear it
+        self._end(connection, reason, now)
+
+    def _end(self, connection: Connection, reason: str, now: float) -> None:
+        """Close it; without a `reason` where that is nothing to report."""
+        if self._connections.pop(connection.fd, None) is None:
+            return
+        was_stranger = self._strangers.pop(connection.fd, None) is not None
+        self._held_bytes -= connection.accounted_bytes
+        self._service.leave(connection, now)
+        connection.close()
+        if reason:
+            self._refusals.add(connection.peer, reason)
+        if not was_stranger:
+            self._on_fewer()
+
+    # --- one connection ----------------------------------------------------------------------------------------------------
+
+    def _read(self, connection: Connection, now: float) -> None:
+        try:
+            connection.receive()
+        except ConnectionEnded:
+            self._end(connection, "", now)
+        else:
+            self._serve(connection, now)
+
+    def _serve(self, connection: Connection, now: float) -> None:
+        """Do what is asked, as far as it has come and earlier answers are read."""
+        try:
+            while not connection.is_busy and (body := connection.inbox.take()) is not None:
+                self._service.touched.add(connection)
+                if connection.is_welcome:
+                    self._service.serve(connection, body, now)
+                else:
+                    self._greet(connection, body)
+        except (FrameError, HandshakeRefused) as refused:
+            self._refuse(connection, str(refused), now)
+        except Exception as mistake:  # ours, which the words of one peer bring out: it must not end the store for all
+            self._refuse(connection, f"of an internal mistake, {mistake!r}", now)
+        for replaced in self._service.take_replaced():
+            self._end(replaced, "", now)
+        self._account(connection, now)
+
+    def _greet(self, connection: Connection, body: bytes) -> None:
+        answer = connection.handshake.answer(body)
+        if connection.handshake.is_over:
+            connection.welcome()
+            self._strangers.pop(connection.fd, None)
+        connection.send(answer)
+
+    def _account(self, connection: Connection, now: float) -> None:
+        held = connection.held_bytes
+        self._held_bytes += held - connection.accounted_bytes
+        connection.accounted_bytes = held
+        if held and self._held_bytes > HELD_BYTES:
+            self._end(connection, f"the store holds more than {HELD_BYTES} bytes for its clients, and this is one of them", now)
+
+    def _flush_touched(self, now: float) -> None:
+        touched = self._service.touched
+        while touched:
+            connection = touched.pop()
+            if connection.fd in self._connections:
+                self._flush(connection, now)
+
+    def _flush(self, connection: Connection, now: float) -> None:
+        try:
+            connection.flush()
+        except ConnectionEnded as ended:
+            self._end(connection, str(ended), now)
+            return
+        if connection.inbox and not connection.is_busy:
+            self._serve(connection, now)  # it had to wait for the answer that is out now
+        wanted = (0 if connection.is_busy else select.EPOLLIN) | (select.EPOLLOUT if connection.has_output else 0)
+        if wanted != connection.polled_events and connection.fd in self._connections:
+            self._poll.modify(connection.fd, wanted)
+            connection.polled_events = wanted
+        self._account(connection, now)
+
+    # --- the end -----------------------------------------------------------------------------------------------------------
+
+    def say_farewell(self, reason: str) -> None:
+        """Tell everybody that the store ends, and let what is still to be said go out, but not for long."""
+        for connection in self._connections.values():
+            if connection.is_welcome:
+                connection.send(encode([0, "ending", reason]))
+                self._service.touched.add(connection)
+        self._listen(0)
+        deadline = self._clock() + FAREWELL_S
+        self._flush_touched(self._clock())
+        while (now := self._clock()) < deadline and any(one.has_output for one in self._connections.values() if one.is_welcome):
+            self._serve_ready(self._poll.poll(deadline - now, CONNECTIONS), now)
+            self._flush_touched(now)
+
+    def close(self) -> None:
+        """Close everything; the loop must not run any more."""
+        for connection in self._connections.values():
+            connection.close()
+        for listener in self._listeners.values():
+            listener.close()
+        self._poll.close()
+        os.close(self._bell)

@@ -1,0 +1,223 @@
+"""A coordination store inside one process: the real rules, without a server, for quick tests and as an example of an engine.
+
+Time is real. There is no thread that could be late: whoever calls a client first brings the store up to date, ending each lease
+at the moment at which a punctual server would have. A client can be cut off, so that a program can be shown how that is:
+
+    store = MemoryEngine()
+    one, other = store.connect(), store.connect()
+    one.disconnect()           # its connection is closed: the others learn it 0.3 s later
+    one.disconnect(silently=True)   # its packets are lost: the others learn it when its lease has run out
+    one.reconnect()            # in time, or it has lost its lease
+    store.close()
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+import time
+from contextlib import contextmanager, suppress
+
+from rallypoint.core.coordination import Event, Outcome, Put, Snapshot, Transaction
+from rallypoint.core.fence import Connection
+from rallypoint.core.keyspace import Compacted, Keyspace, UnknownLease
+from rallypoint.store.coordination import CompactedError, Coordination, LeaseLostError, UnreachableError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from rallypoint.core.coordination import Operation
+
+__all__ = ["MemoryCoordination", "MemoryEngine"]
+
+KEEPALIVES_PER_TTL = 3
+DISCONNECTED = "this client was disconnected from the store in memory"
+
+
+class MemoryEngine:
+    """The store, with all its clients; these may be used by several threads, one thread each."""
+
+    def __init__(self) -> None:
+        self.identity = os.urandom(8).hex()
+        self.keyspace = Keyspace()
+        self.clients: list[MemoryCoordination] = []
+        self._lock = threading.Lock()
+
+    def connect(self) -> MemoryCoordination:
+        """A new client."""
+        client = MemoryCoordination(self)
+        with self._lock:
+            self.clients.append(client)
+        return client
+
+    def close(self) -> None:
+        """Close all clients."""
+        for client in list(self.clients):
+            client.close()
+
+    @contextmanager
+    def at_work(self) -> Iterator[float]:
+        """The store for one caller alone, up to date; the time. Afterwards whoever watches what was changed is woken."""
+        with self._lock:
+            now = time.monotonic()
+            self._catch_up(now)
+            try:
+                yield now
+            finally:
+                self._wake(self.keyspace.take_changes())
+
+    def _catch_up(self, now: float) -> None:
+        while (due := self.keyspace.next_expiry()) is not None and due <= now:
+            self.keyspace.tick(due)
+        self.keyspace.tick(now)
+
+    def _wake(self, events: list[Event]) -> None:
+        for client in self.clients if events else ():
+            client.wake(events)
+
+
+class MemoryCoordination(Coordination):
+    """One client of a `MemoryEngine`."""
+
+    def __init__(self, engine: MemoryEngine) -> None:
+        self._engine = engine
+        self._keyspace = engine.keyspace
+        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._next_revisions: dict[str, int] = {}  # by watched prefix, the first that was not told
+        self._unreachable_since: float | None = None
+        self._is_closed = False
+        self._lease, self._ttl_s, self._renewed_at, self._is_lost = 0, math.inf, 0.0, False
+
+    # --- the store ---------------------------------------------------------------------------------------------------------
+
+    def transact(self, transaction: Transaction, deadline: float) -> Outcome:
+        with self._served():
+            if any(map(self._is_foreign, (*transaction.then, *transaction.otherwise))):
+                raise LeaseLostError("a put names a lease that is not this node's")
+            try:
+                return self._keyspace.transact(transaction)
+            except UnknownLease as error:
+                raise LeaseLostError(str(error)) from error
+
+    def read(self, prefix: str, deadline: float) -> Snapshot:
+        with self._served():
+            return self._keyspace.read(prefix)
+
+    # --- watches -----------------------------------------------------------------------------------------------------------
+
+    def watch(self, prefix: str, from_revision: int, deadline: float) -> None:
+        with self._served():
+            if self._changes(prefix, from_revision):
+                self._ring()
+            self._next_revisions[prefix] = from_revision
+
+    def unwatch(self, prefix: str) -> None:
+        self._next_revisions.pop(prefix, None)
+
+    def take_events(self) -> list[Event]:
+        with self._served():
+            with suppress(BlockingIOError):  # it did not ring
+                os.eventfd_read(self._bell)
+            if self._is_lost:
+                raise LeaseLostError(f"lease {self._lease} has ended")
+            taken = [event for watched in self._next_revisions.items() for event in self._changes(*watched)]
+            for prefix, revision in self._next_revisions.items():
+                self._next_revisions[prefix] = max(revision, self._keyspace.revision + 1)
+        return sorted(taken, key=lambda event: event.revision)
+
+    def wake(self, events: list[Event]) -> None:
+        """The store has changed."""
+        prefixes = tuple(self._next_revisions)
+        if self._unreachable_since is None and any(event.key.startswith(prefixes) for event in events):
+            self._ring()
+
+    # --- the lease ---------------------------------------------------------------------------------------------------------
+
+    def grant(self, ttl_s: float, deadline: float) -> int:
+        with self._served() as now:
+            self._lease = self._keyspace.grant(ttl_s, now)
+            self._ttl_s, self._renewed_at, self._is_lost = ttl_s, now, False
+            return self._lease
+
+    def revoke(self, deadline: float) -> None:
+        with self._served():
+            self._keyspace.revoke(self._lease)
+            self._lease, self._ttl_s, self._is_lost = 0, math.inf, False
+
+    def valid_until(self) -> float:
+        return self._renewed_at + self._ttl_s
+
+    def connection(self) -> Connection:
+        is_broken = self._unreachable_since is not None
+        return Connection(self.valid_until(), self._unreachable_since, trouble=DISCONNECTED if is_broken else "")
+
+    # --- being a client ----------------------------------------------------------------------------------------------------
+
+    def fileno(self) -> int:
+        return self._bell
+
+    def wake_at(self) -> float:
+        """There is no server to notice in time that a lease of somebody else is over, so all clients look."""
+        with self._engine.at_work():
+            expiry = self._keyspace.next_expiry()
+        keeps = self._unreachable_since is None and not self._is_lost
+        keepalive = self._renewed_at + self._ttl_s / KEEPALIVES_PER_TTL if keeps else math.inf
+        return min(keepalive, math.inf if expiry is None else expiry)
+
+    def local_address(self) -> str:
+        return "127.0.0.1"
+
+    def identity(self) -> str:
+        return self._engine.identity
+
+    def close(self) -> None:
+        if not self._is_closed:
+            self.disconnect()
+            with self._engine.at_work():
+                self._engine.clients.remove(self)
+                self._is_closed = True
+                os.close(self._bell)
+
+    def disconnect(self, silently: bool = False) -> None:
+        """From now on every call raises UnreachableError; the store notices at once, or, `silently`, only that nothing comes."""
+        with self._engine.at_work() as now:
+            self._unreachable_since = now
+            if not silently:
+                self._keyspace.drop(self._lease, now)
+
+    def reconnect(self) -> None:
+        """Go on; what was missed of the watches comes with the next events."""
+        with self._engine.at_work() as now:
+            self._unreachable_since = None
+            self._renew(now)
+            self._ring()
+
+    # --- one call ----------------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _served(self) -> Iterator[float]:
+        """One call on the store; like all that a node does, it keeps its lease."""
+        with self._engine.at_work() as now:
+            if self._unreachable_since is not None:
+                raise UnreachableError(DISCONNECTED)
+            self._renew(now)
+            yield now
+
+    def _renew(self, now: float) -> None:
+        if self._lease and not self._is_lost:
+            self._is_lost = not self._keyspace.keep_alive(self._lease, now)
+            self._renewed_at = self._renewed_at if self._is_lost else now
+
+    def _is_foreign(self, operation: Operation) -> bool:
+        return isinstance(operation, Put) and operation.lease not in (0, self._lease)
+
+    def _changes(self, prefix: str, from_revision: int) -> list[Event]:
+        try:
+            return self._keyspace.changes(prefix, from_revision)
+        except Compacted as error:
+            raise CompactedError(str(error)) from error
+
+    def _ring(self) -> None:
+        os.eventfd_write(self._bell, 1)

@@ -1,0 +1,146 @@
+"""Networks that fail: silent machines, one-way cuts, flapping links, a host out of reach, no names, clocks that disagree.
+
+All times are read on one clock: the nodes are namespaces of one machine.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+pytestmark = [pytest.mark.root, pytest.mark.timeout(120)]
+
+LEASE_S = 3.0
+LEASES_AND_RESTART_S = LEASE_S + 1.5  # a second is promised, the rest is for a busy machine
+FENCE_ALLOWANCE_S = 0.5
+WaitUntil = Callable[..., Any]
+
+
+def clock() -> float:
+    return time.clock_gettime(time.CLOCK_TAI)
+
+
+def pass_time(until: float, wait_until: WaitUntil) -> None:
+    """Let time go by: it is what the test is about."""
+    wait_until(lambda: clock() >= until, 60)
+
+
+def two_nodes(network: Any, wait_until: WaitUntil, conf: str = "", **second: Any) -> tuple[Any, list[dict[str, Any]]]:
+    """A job that runs on two nodes, the first of which hosts the store, and its workers."""
+    net = network(2)
+    host, other = net.nodes
+    host.start("--nnodes", "1:2", conf=conf)
+    wait_until(lambda: net.journal.whole_world(1), 15)
+    other.start("--nnodes", "1:2", conf=conf, **second)
+    return net, wait_until(lambda: net.journal.whole_world(2), 15)
+
+
+def finish(net: Any) -> None:
+    """The workers end, and so do all agents, well."""
+    net.journal.finish()
+    for node in net.nodes:
+        assert node.agents[-1].wait(15) == 0, node.agents[-1].text
+    net.journal.check_ranks()
+
+
+def check_regrouped(net: Any, workers: list[dict[str, Any]], cut_at: float, wait_until: WaitUntil) -> None:
+    """After a cut the host goes on alone in time, and no worker of the cut node runs by then."""
+    smaller = wait_until(lambda: net.journal.whole_world(1, since=cut_at), 15)
+    regrouped_s = max(worker["began"] for worker in smaller) - cut_at
+    lost = [net.journal.last_beat(worker["pid"]) for worker in workers if worker["node"] == "node1"]
+    fenced_s, first_start_s = max(lost) - cut_at, min(worker["began"] for worker in smaller) - cut_at
+    print(f"regrouped after {regrouped_s:.2f} s; the cut node's workers ran for {fenced_s:.2f} s")
+    assert {worker["node"] for worker in smaller} == {"node0"}
+    assert regrouped_s <= LEASES_AND_RESTART_S
+    assert fenced_s <= LEASE_S + FENCE_ALLOWANCE_S
+    assert fenced_s < first_start_s, "workers of two generations ran at once"
+
+
+def check_rejoined(net: Any, healed_at: float, wait_until: WaitUntil) -> list[dict[str, Any]]:
+    larger = wait_until(lambda: net.journal.whole_world(2, since=healed_at), 20)
+    print(f"both nodes again {max(worker['began'] for worker in larger) - healed_at:.2f} s after healing")
+    return larger
+
+
+@pytest.mark.parametrize(
+    ("sent", "received"), [(True, True), (True, False), (False, True)], ids=["both ways", "to the host", "from the host"]
+)
+def test_silent_machine_P02(network: Any, wait_until: WaitUntil, sent: bool, received: bool) -> None:
+    """P02: the others go on within the lease and a second; the cut node has killed its workers by then, and comes back."""
+    net, workers = two_nodes(network, wait_until)
+    cut_at = net.nodes[1].cut(sent=sent, received=received)
+    check_regrouped(net, workers, cut_at, wait_until)
+    check_rejoined(net, net.nodes[1].heal(), wait_until)
+    finish(net)
+
+
+def test_short_cuts_disturb_nobody(network: Any, wait_until: WaitUntil) -> None:
+    """Cuts of half a second, every 1.5 s for 10 s, are shorter than the lease: nothing restarts."""
+    net, workers = two_nodes(network, wait_until)
+    ends_at = clock() + 10.0
+    while (begins_at := clock()) < ends_at:
+        net.nodes[1].cut()
+        pass_time(begins_at + 0.5, wait_until)
+        net.nodes[1].heal()
+        pass_time(begins_at + 1.5, wait_until)
+    assert net.journal.whole_world(2) == workers
+    finish(net)
+
+
+def test_long_cuts_regroup_each_time(network: Any, wait_until: WaitUntil) -> None:
+    """Cuts of twice the lease: the job shrinks and grows with each, with the right ranks in each generation, and finishes."""
+    net, workers = two_nodes(network, wait_until)
+    for _ in range(2):
+        cut_at = net.nodes[1].cut()
+        check_regrouped(net, workers, cut_at, wait_until)
+        pass_time(cut_at + 2 * LEASE_S, wait_until)
+        workers = check_rejoined(net, net.nodes[1].heal(), wait_until)
+    finish(net)
+    assert [workers[0]["group_world_size"] for workers in net.journal.worlds().values()] == [1, 2, 1, 2, 1, 2]
+
+
+def test_host_out_of_reach_ends_the_others_P07(network: Any, wait_until: WaitUntil) -> None:
+    """P07: a node that has not heard of the store for its time ends with one line; the host, which has enough nodes, goes on."""
+    net, workers = two_nodes(network, wait_until, conf="store_timeout=5")
+    cut_at = net.nodes[0].cut()
+    other = net.nodes[1].agents[0]
+    assert other.wait(LEASE_S + 10.0) not in (0, None)
+    took_s = clock() - cut_at
+    print(f"ended {took_s:.2f} s after the cut")
+    assert took_s <= LEASE_S + 5.0 + 1.5
+    last = [line for line in other.text.splitlines() if line.startswith("rallyrun: ")][-1]
+    assert "10.77.0.1:29400" in last
+    assert "5 s" in last
+    assert "Traceback" not in other.text
+    check_regrouped(net, workers, cut_at, wait_until)
+    net.journal.finish()
+    assert net.nodes[0].agents[0].wait(15) == 0
+
+
+@pytest.mark.parametrize("address", ["10.77.0.1", "10.78.0.1", "[fd00:77::1]"], ids=["cable", "second address", "IPv6"])
+def test_addresses_are_enough_P05_P06(network: Any, wait_until: WaitUntil, address: str) -> None:
+    """P05, P06: the host knows itself by any address of any interface, and no name has to be looked up."""
+    net = network(2)
+    for node in net.nodes:
+        node.start("--nnodes", "2", endpoint=f"{address}:29400")
+    workers = wait_until(lambda: net.journal.whole_world(2), 15)
+    assert "hosts the coordination store" in net.nodes[0].agents[0].text
+    assert "hosts the coordination store" not in net.nodes[1].agents[0].text
+    masters = {worker["master_addr"] for worker in workers}
+    assert len(masters) == 1
+    assert masters <= {"10.77.0.1", "10.77.0.2", "10.78.0.1", "fd00:77::1", "fd00:77::2"}
+    finish(net)
+
+
+def test_clocks_that_disagree_P48(network: Any, wait_until: WaitUntil) -> None:
+    """P48: a node 15 minutes, and a day of uptime, ahead of the host is as good as any other, before a cut and after it."""
+    net, workers = two_nodes(network, wait_until, skewed=True)
+    pass_time(clock() + LEASE_S + 1.0, wait_until)
+    assert net.journal.whole_world(2) == workers
+    cut_at = net.nodes[1].cut()
+    check_regrouped(net, workers, cut_at, wait_until)
+    check_rejoined(net, net.nodes[1].heal(), wait_until)
+    finish(net)

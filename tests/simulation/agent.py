@@ -1,0 +1,365 @@
+"""One agent process and its workers, as the real shell runs them: `core.agent` decides, the driver talks to the others.
+
+It can be killed, stopped for a while, told to leave, or crash with its machine; its workers succeed, fail or are stopped. What a
+worker computes is of no interest here: a group of workers is a generation number and the time that it takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from rallypoint.core import agent as machine
+from rallypoint.core import job_records as job
+from rallypoint.core import news
+from rallypoint.core.coordination import Event, Outcome, Put, Snapshot, Transaction
+from rallypoint.core.failure_reports import NodeReport, WorkerFailure
+from rallypoint.core.participant import Joining, Participant
+from tests.simulation.driver import Driver
+from tests.simulation.network import Link
+from tests.simulation.world import Clock, World
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from tests.simulation.engine import Engine
+    from tests.simulation.oracle import Oracle
+    from tests.simulation.setup import Setup
+
+__all__ = ["Agent"]
+
+KILL_S = 0.05
+WARDEN_S = 0.1
+START_S = 0.2
+LEAVE_TIMEOUT_S = 5.0
+
+
+class Agent:
+    """A process on a machine. `workers` is the generation whose workers may run here, 0 when there are none."""
+
+    def __init__(
+        self, world: World, engine: Engine, oracle: Oracle, setup: Setup, record: job.NodeRecord, link: Link, clock: Clock, serial: int
+    ) -> None:
+        self.world, self.engine, self.oracle, self.setup = world, engine, oracle, setup
+        self.record, self.link, self.clock = record, link, clock
+        self.name = f"{record.name}#{serial}"
+        self.is_host = link.is_local
+        self.is_alive = True
+        self.is_leaving = False
+        self.succeeded: bool | None = None
+        self.why = ""
+        self.workers = 0
+        self.excused_until = 0.0  # it was stopped, and may be as late as that with what its fence demands
+        self.is_paused = False
+        self._deferred: list[tuple[Callable[..., None], tuple[object, ...]]] = []
+        self._group = 0  # which group of workers, so that what was planned for another is void
+        self._is_stopping = self._is_killing = self._is_starting = False
+        self._stop_why = ""
+        self._closed: job.Closed | None = None
+        self._sessions = 0
+        self.dones_seen: set[tuple[int, str]] = set()
+        self.seat: job.Seat | None = None
+        self.driver = Driver(self)
+        self.state, _ = machine.begin()
+        self.driver.dial()
+
+    def time(self) -> float:
+        return self.clock.read(self.world.now)
+
+    @property
+    def node_id(self) -> str:
+        return f"{self.name}.{self._sessions}"
+
+    # Being stopped for a while.
+
+    def is_awake(self, act: Callable[..., None], *args: object) -> bool:
+        """Whether this can be done now; if the process is stopped, it is done when it goes on."""
+        if self.is_paused:
+            self._deferred.append((act, args))
+        return self.is_alive and not self.is_paused
+
+    def pause(self) -> None:
+        self.is_paused = True
+
+    def resume(self) -> None:
+        """The first thing after waking is to look whether we may still run workers."""
+        if not self.is_alive or not self.is_paused:
+            return
+        self.is_paused = False
+        self.excused_until = self.world.now + KILL_S + 1e-6
+        self.driver.check_fence()
+        deferred, self._deferred = self._deferred, []
+        for act, args in deferred:
+            act(*args)
+
+    # What the driver asks and says.
+
+    def new_participant(self, lease: int) -> Participant:
+        self._sessions += 1
+        setup = self.setup
+        joining = Joining(
+            node_id=self.node_id,
+            lease=lease,
+            record=self.record,
+            settings=setup.settings,
+            mismatch=setup.mismatch,
+            policy=setup.policy,
+            restarts=setup.restarts,
+        )
+        self.oracle.joins(self)
+        return setup.participant_class(joining)
+
+    def may_be_ready(self) -> None:
+        """Tell the participant, if there is one and no worker runs, that the next generation may have us."""
+        participant = self.driver.participant
+        if participant is None or self.workers or self._closed is not None or self.is_leaving:
+            return
+        if isinstance(self.state, machine.Gathering | machine.Starting) and self.seat is None:
+            participant.ready(self.time(), 20000 + self.world.below(1000))
+
+    def fenced(self, why: str) -> None:
+        if self.is_alive:
+            self._kill()
+            self.seat = None
+        if not self.is_leaving:
+            self._observe(machine.Fenced(why))
+
+    def give_up(self, why: str) -> None:
+        """There is no store any more that we could take part through."""
+        self._kill()
+        self.finish(False, why)
+
+    def note_event(self, event: Event) -> None:
+        """What this process was told, as the oracle needs it to judge what its leader does."""
+        if event.key.startswith("up/done/"):
+            self._note_done(event.key)
+
+    def note_answer(self, answer: Outcome | Snapshot | None) -> None:
+        if isinstance(answer, Snapshot):
+            for item in answer.items:
+                if item.key.startswith("up/done/"):
+                    self._note_done(item.key)
+
+    def _note_done(self, key: str) -> None:
+        _, _, number, node_id = key.split("/")
+        self.dones_seen.add((int(number), node_id))
+
+    def note_transaction(self, request: Transaction) -> None:
+        for operation in request.then:
+            if isinstance(operation, Put) and operation.key.startswith("down/signal/"):
+                self.oracle.signal_sent(self, operation)
+
+    def hear(self, heard: list[news.News]) -> None:
+        stops = {one.generation for one in heard if isinstance(one, news.Stop)}
+        for one in heard:
+            match one:
+                case news.Seated(seat, generation):
+                    self._seated(seat, generation, stops)
+                case news.Stop(generation, signal):
+                    self._told_to_stop(generation, signal)
+                case news.Ended(closed):
+                    self._ended(closed)
+                case news.Refused(why) | news.TimedOut(why):
+                    self.world.tally[f"{type(one).__name__}".lower()] += 1
+                    self.finish(False, why)
+
+    def _seated(self, seat: job.Seat, generation: job.Generation, stops: set[int]) -> None:
+        self.oracle.seated(self, seat, generation)
+        if self.is_leaving or not self.is_alive or not self.driver.check_fence():
+            return
+        if seat.generation in stops:
+            self.may_be_ready()
+            return
+        self.seat = seat
+        self._observe(machine.Joined(seat.group_rank, seat.group_world_size))
+        self._start(seat.generation)
+
+    def _told_to_stop(self, generation: int, signal: job.Signal) -> None:
+        if self.seat is None or self.seat.generation != generation or self.is_leaving:
+            return
+        self._stop_why = signal.why
+        if not self._is_starting:
+            self._observe(machine.Regroup(signal.why))
+
+    def _ended(self, closed: job.Closed) -> None:
+        self._closed = closed
+        self._tell_end()
+
+    def _tell_end(self) -> None:
+        closed = self._closed
+        if closed is not None and not self.is_leaving:
+            how = {"finished": "succeeded", "failed": "failed", "host_left": "failed"}.get(closed.kind, "closed")
+            self._observe(machine.JobEnded(how, closed.why))
+
+    # What follows.
+
+    def _observe(self, seen: machine.Observation) -> None:
+        self.state, action = machine.step(self.state, seen)
+        match action:
+            case machine.Restart(why, _, _, at_once):
+                self._stop(why, at_once)
+            case machine.Stop(why):
+                self._stop(why, False)
+            case machine.Drain():
+                if self.driver.participant is not None:
+                    self.driver.participant.done()
+                    self.driver.pump()
+            case machine.Finish(succeeded, why):
+                self.finish(succeeded, why)
+
+    def finish(self, succeeded: bool, why: str) -> None:
+        """The run is over: no worker is left behind, and the others are told that we go."""
+        if self.is_leaving or not self.is_alive:
+            return
+        self.world.note(self.name, "finishes", (succeeded, why))
+        self.succeeded, self.why, self.is_leaving = succeeded, why, True
+        if self.workers:
+            self._kill()
+        else:
+            self._leave()
+
+    def terminate(self) -> None:
+        """SIGTERM: the others are told at once; we leave when our workers are gone."""
+        if self.is_leaving or not self.is_alive:
+            return
+        self.world.note(self.name, "gets SIGTERM")
+        participant = self.driver.participant
+        if participant is not None:
+            if self.is_host:
+                participant.close("host_left", f"{self.name} hosts the store")
+            else:
+                participant.departing(f"{self.name} received SIGTERM")
+            self.driver.pump()
+        self.succeeded, self.why, self.is_leaving = False, "SIGTERM", True
+        if self.workers:
+            self._stop("SIGTERM", False)
+        else:
+            self._leave()
+
+    def _leave(self) -> None:
+        self.world.after(LEAVE_TIMEOUT_S, self._exit)
+        if self.driver.participant is None:
+            self._exit()
+            return
+        self.driver.participant.leave()
+        self.driver.pump()
+        self._look_whether_left()
+
+    def _look_whether_left(self) -> None:
+        if not self.is_alive:
+            return
+        participant = self.driver.participant
+        if participant is None or participant.has_left:
+            self._exit()
+        else:
+            self.world.after(0.02, self._look_whether_left)
+
+    def _exit(self) -> None:
+        if self.is_alive:
+            self.is_alive = False
+            self.driver.close()
+            self.world.note(self.name, "exits", self.succeeded)
+            self.oracle.ended(self)
+
+    def die(self, with_machine: bool) -> None:
+        """kill -9, after which the warden ends the workers; or everything at once."""
+        if not self.is_alive:
+            return
+        self.world.note(self.name, "crashes with its machine" if with_machine else "is killed")
+        self.is_alive, self.is_paused = False, False
+        self.why = "killed"
+        self._group += 1
+        if with_machine:
+            self.link.is_dead = True
+            self._workers_gone(self._group)
+        else:
+            self.driver.close()
+            self.world.after(self.world.between(0.001, WARDEN_S), self._workers_gone, self._group)
+        self.oracle.ended(self)
+
+    # The workers.
+
+    def _start(self, generation: int) -> None:
+        self._group += 1
+        self.workers, self._is_starting, self._is_stopping, self._is_killing, self._stop_why = generation, True, False, False, ""
+        self.world.note(self.name, "starts workers", generation)
+        self.oracle.workers_start(self, generation)
+        self.world.after(self.world.between(0.001, START_S), self._started, self._group)
+
+    def _started(self, group: int) -> None:
+        if group != self._group or self._is_killing or not self.is_awake(self._started, group):
+            return
+        self._is_starting = False
+        self._observe(machine.Started())
+        self.world.after(self.setup.work_s(self.world), self._succeed, group)
+        if self._stop_why:
+            self._observe(machine.Regroup(self._stop_why))
+
+    def _succeed(self, group: int) -> None:
+        if group != self._group or self._is_stopping:
+            return
+        if self.workers:  # they end by themselves, whatever their agent does
+            self.oracle.workers_succeeded(self, self.workers)
+            self.world.note(self.name, "workers succeeded", self.workers)
+            self.workers = 0
+        if self.is_awake(self._succeed, group):
+            self._observe(machine.Succeeded())
+            self._tell_end()
+
+    def fail(self, group: int, exitcode: int, message: str) -> None:
+        """One worker fails, as long as this group runs."""
+        if group != self._group or self._is_stopping or not self.workers or not isinstance(self.state, machine.Running):
+            return
+        if not self.is_awake(self.fail, group, exitcode, message):
+            return
+        self.world.note(self.name, "a worker fails", (self.workers, message))
+        self.oracle.worker_failed(self, self.workers)
+        seat, participant = self.seat, self.driver.participant
+        failure = WorkerFailure(seat.first_rank, 0, self.record.role, self.record.name, 77, exitcode, message, 0.0)
+        if participant is not None:
+            participant.failed(NodeReport(self.record.name, 0, (failure,)))
+            self.driver.pump()
+        self._observe(machine.Failed(message, None))
+
+    @property
+    def group(self) -> int:
+        return self._group
+
+    @property
+    def runs(self) -> bool:
+        return self.is_alive and bool(self.workers) and not self._is_stopping and isinstance(self.state, machine.Running)
+
+    def _stop(self, why: str, at_once: bool) -> None:
+        if at_once:
+            self._kill()
+        elif not self._is_stopping:
+            self._is_stopping = True
+            delay_s = self.world.between(0.001, self.setup.grace_s) if self.workers else 0.0
+            self.world.after(delay_s, self._workers_gone, self._group)
+
+    def _kill(self) -> None:
+        if not self._is_killing:
+            self._is_stopping = self._is_killing = True
+            self._is_starting = False
+            delay_s = self.world.between(0.001, KILL_S) if self.workers else 0.0
+            self.world.after(delay_s, self._workers_gone, self._group)
+
+    def _workers_gone(self, group: int) -> None:
+        """The last worker has ended; the agent learns it when it can."""
+        if group != self._group:
+            return
+        if self.workers:
+            self.world.note(self.name, "workers are gone", self.workers)
+            self.workers = 0
+        if self.is_awake(self._workers_gone, group):
+            self._group += 1
+            self._is_stopping = self._is_killing = False
+            self._stopped()
+
+    def _stopped(self) -> None:
+        self.seat = None
+        if self.is_leaving:
+            self._leave()
+            return
+        self._observe(machine.Stopped())
+        self._tell_end()
+        self.may_be_ready()
+        self.driver.pump()

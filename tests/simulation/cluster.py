@@ -1,0 +1,149 @@
+"""A whole cluster from one seed: it is put together, let run, broken, healed, and must come to its end."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from rallypoint.core import job_records as job
+from tests.simulation.agent import Agent
+from tests.simulation.engine import Engine
+from tests.simulation.faults import Faults
+from tests.simulation.network import Link
+from tests.simulation.oracle import Oracle
+from tests.simulation.setup import Setup
+from tests.simulation.world import Violation, World
+
+__all__ = ["Cluster", "Failure", "simulate"]
+
+END_S = 140.0  # how long after the last fault everybody must have come to an end
+STORE_LOSS_S = 12.0
+SILENT_STORE_LOSS_S = 45.0
+SHOWN = 60
+
+
+class Failure(Exception):
+    """A seed that breaks a rule, with everything that it takes to see why."""
+
+    def __init__(self, seed: int, what: str, at: float, trace: list[str], bug: str) -> None:
+        self.seed, self.what = seed, what
+        planted = f" --bug {bug}" if bug else ""
+        super().__init__(
+            "\n".join([
+                f"seed {seed} at {at:.6f} s: {what}",
+                *trace,
+                f"reproduce: python -m tests.simulation --seeds {seed}:{seed + 1} --trace{planted}",
+            ])
+        )
+
+    def __reduce__(self):
+        return _rebuild, (self.seed, self.what, str(self))
+
+
+def _rebuild(seed: int, what: str, text: str) -> Failure:
+    failure = Failure(seed, what, 0.0, [], "")
+    failure.args = (text,)
+    return failure
+
+
+class Cluster:
+    """The agents of one job, and the store that they meet in."""
+
+    def __init__(self, seed: int) -> None:
+        self.world = World(seed)
+        self.setup = Setup(self.world)
+        self.oracle = Oracle(self.world, self.setup)
+        self.engine = Engine(self.world, self.setup.clock(self.world), self.setup.is_replicated, self.setup.turn_s, self.oracle)
+        self.agents = self.oracle.agents
+        self._started = 0
+        self._expected = 0  # agents that will be started
+        self._indexes: dict[str, int] = {}
+        for index in range(self.setup.nodes):
+            self._expected += 1
+            delay_s = 0.0 if index == 0 else self.world.between(0.0, 1.5)
+            self.world.after(delay_s, self._start, index, f"node{index}", None)
+        self.faults = Faults(self)
+        self.world.at(self.setup.heal_at, self.faults.heal)
+
+    # Starting agents.
+
+    def _start(self, index: int, name: str, record: job.NodeRecord | None) -> None:
+        self._expected -= 1
+        if self.oracle.closed is not None:  # whoever starts jobs starts no agents for one that is over
+            return
+        world, setup = self.world, self.setup
+        is_host = index == 0 and not setup.is_replicated
+        link = Link(5e-5 if is_host else world.log_between(1e-4, 0.02), is_local=is_host)
+        record = record or setup.record(world, name, index)
+        self._started += 1
+        self._indexes[name] = index
+        world.note(name, "is started", self._started)
+        agent = Agent(world, self.engine, self.oracle, setup, record, link, setup.clock(world), self._started)
+        self.agents.append(agent)
+
+    def start_again(self, agent: Agent, delay_s: float) -> None:
+        """Whoever starts the agents starts it anew, under its name; not always."""
+        if agent.is_host or not self.world.chance(0.85):
+            return
+        name = agent.record.name
+        self._expected += 1
+        self.world.after(delay_s, self._start, self._indexes[name], name, agent.record)
+
+    def start_new(self) -> None:
+        index = len(self._indexes)
+        self._expected += 1
+        self._indexes[f"node{index}"] = index
+        self._start(index, f"node{index}", None)
+
+    # Running.
+
+    def is_over(self) -> bool:
+        if self.world.now < 2.0 or self._expected:
+            return False
+        return not any(agent.is_alive for agent in self.agents)
+
+    def run(self) -> Counter[str]:
+        self.world.run(self.setup.heal_at + END_S, self._is_over_or_late)
+        waiting = [f"{one.name} ({type(one.state).__name__})" for one in self.agents if one.is_alive]
+        if waiting:
+            raise Violation(f"{', '.join(waiting)} did not come to an end; the leader waits: {self._leaders_wait()}")
+        self.engine.keyspace.check()
+        self._count()
+        return self.world.tally
+
+    def _is_over_or_late(self) -> bool:
+        died_at = self.oracle.store_died_at
+        if died_at is not None:
+            limit_s = SILENT_STORE_LOSS_S if self.oracle.is_store_silent else STORE_LOSS_S
+            if self.world.now > died_at + limit_s and any(one.is_alive for one in self.agents):
+                names = [one.name for one in self.agents if one.is_alive]
+                raise Violation(f"the store has been gone for {limit_s} s, and {names} have not ended")
+        return self.is_over()
+
+    def _leaders_wait(self) -> str:
+        participants = [one.driver.participant for one in self.agents if one.is_alive]
+        return "; ".join(one.leader.wait.why for one in participants if one is not None and one.leader is not None) or "none"
+
+    def _count(self) -> None:
+        tally = self.world.tally
+        tally["seeds"] += 1
+        tally["agents"] += len(self.agents)
+        tally["virtual seconds"] += int(max(self.world.now, self.setup.heal_at))
+        tally["seeds on a replicated store" if self.setup.is_replicated else "seeds on an embedded store"] += 1
+        if self.oracle.closed is None:
+            tally["jobs without an end of their own"] += 1
+
+
+def simulate(seed: int, bug: str = "") -> Counter[str]:
+    """Run one seed; `Failure` if anything is wrong in it."""
+    cluster = Cluster(seed)
+    try:
+        return cluster.run()
+    except Failure:
+        raise
+    except Exception as error:  # a rule was broken, or the code under test broke down: either is what we look for
+        what = str(error) if isinstance(error, Violation) else repr(error)
+        raise Failure(seed, what, cluster.world.now, trace_lines(cluster.world, SHOWN), bug) from error
+
+
+def trace_lines(world: World, most: int) -> list[str]:
+    return [f"  {at:11.6f}  {who:<10} {what} {detail}" for at, who, what, detail in list(world.trace)[-most:]]

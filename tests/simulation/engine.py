@@ -1,0 +1,214 @@
+"""The coordination store in the simulated cluster: a real keyspace, on a clock of its own, behind a loop that can be away.
+
+In *embedded* mode it lives in the process of one agent: it stops when that is stopped, and dies with it; the end of a connection is
+a sign of death, after a grace. In *replicated* mode it is a cluster of its own, that may be unavailable for a while but loses
+nothing, and that knows no other sign of death than silence.
+"""
+
+from __future__ import annotations
+
+from rallypoint.core.coordination import Event, Read, Transaction
+from rallypoint.core.keyspace import Keyspace, UnknownLease
+from tests.simulation.network import FIN, Connection, Link
+from tests.simulation.world import Clock, World
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from tests.simulation.oracle import Oracle
+
+__all__ = ["Engine", "Session"]
+
+
+class Session:
+    """Whose lease that is, and over which connection it was heard of last."""
+
+    __slots__ = ("connection", "lease")
+
+    def __init__(self, lease: int, connection: Connection) -> None:
+        self.lease = lease
+        self.connection: Connection | None = connection
+
+
+class Engine:
+    """The store and its loop."""
+
+    def __init__(self, world: World, clock: Clock, is_replicated: bool, turn_s: float, oracle: Oracle) -> None:
+        self.world, self.clock, self.oracle = world, clock, oracle
+        self.is_replicated = is_replicated
+        self.turn_s = turn_s  # how long a turn of the loop may take, so that messages meet in one
+        self.keyspace = Keyspace()
+        self.is_dead = False
+        self.is_silent = False  # dead with its machine, so that nobody refuses connections
+        self._away_until = 0.0
+        self._inbox: list[tuple[Connection, tuple[object, ...]]] = []
+        self._turn_is_due = False
+        self._watchers: dict[str, dict[Connection, None]] = {"down/": {}, "up/": {}}
+        self._sessions: dict[int, Session] = {}
+        self._connections: dict[Connection, None] = {}
+        self._tick_at = float("inf")
+
+    # Being there.
+
+    def answers_dial(self, link: Link) -> str:
+        if link.cut_up or link.cut_down or self.is_silent or (self.is_replicated and self.is_away):
+            return "silent"
+        return "refused" if self.is_dead else "open"
+
+    def accept(self, connection: Connection) -> None:
+        self._connections[connection] = None
+
+    @property
+    def is_away(self) -> bool:
+        return self.world.now < self._away_until
+
+    def pause(self, seconds: float) -> None:
+        """Its loop does not come round for so long."""
+        self.world.note("store", "is away", round(seconds, 3))
+        self._away_until = max(self._away_until, self.world.now + seconds)
+        self.world.at(self._away_until, self._turn)
+
+    def back(self) -> None:
+        self._away_until = 0.0
+        self._turn()
+
+    def die(self, silently: bool) -> None:
+        self.world.note("store", "died", "silently" if silently else "")
+        self.is_dead, self.is_silent = True, silently
+        for connection in self._connections:
+            connection.server_open = False
+            if not silently:
+                connection.send_down(FIN)
+        self.oracle.store_died(silently)
+
+    # Its loop.
+
+    def receive(self, connection: Connection, message: tuple[object, ...]) -> None:
+        if self.is_dead:
+            return
+        self._inbox.append((connection, message))
+        if self.world.now < self._away_until or self._turn_is_due:
+            return
+        if self.turn_s:
+            self._turn_is_due = True
+            self.world.after(self.turn_s * self.world.random(), self._turn)
+        else:
+            self._turn()
+
+    def _turn(self) -> None:
+        """Read what has come, end what is over, tell those who watch."""
+        self._turn_is_due = False
+        if self.is_dead or self.world.now < self._away_until:
+            return
+        now = self.clock.read(self.world.now)
+        inbox, self._inbox = self._inbox, []
+        for connection, message in inbox:
+            if connection.server_open:
+                self._serve(connection, message, now)
+        self.keyspace.tick(now)
+        self._tell()
+        self._plan_tick()
+
+    def _plan_tick(self) -> None:
+        expiry = self.keyspace.next_expiry()
+        if expiry is None:
+            return
+        at = self.clock.when(expiry)
+        if at < self._tick_at:
+            self._tick_at = at
+            self.world.at(at, self._tick, at)
+
+    def _tick(self, planned: float) -> None:
+        if planned == self._tick_at:
+            self._tick_at = float("inf")
+            self._turn()
+
+    def _tell(self) -> None:
+        changes = self.keyspace.take_changes()
+        if not changes:
+            return
+        self.oracle.changed(changes, self.keyspace)
+        through = self.keyspace.revision
+        down = [event for event in changes if event.key.startswith("down/")]
+        up = [event for event in changes if event.key.startswith("up/")]
+        both = [event for event in changes if event.key.startswith(("down/", "up/"))]
+        leads = self._watchers["up/"]
+        if down:
+            for connection in self._watchers["down/"]:
+                connection.send_down(("events", through, both if connection in leads else down), is_event=True)
+        if up:
+            for connection in leads:
+                if not down or connection not in self._watchers["down/"]:
+                    connection.send_down(("events", through, up), is_event=True)
+
+    # What it is asked.
+
+    def _serve(self, connection: Connection, message: tuple[object, ...], now: float) -> None:
+        kind = message[0]
+        if kind == "keep":
+            lease = message[1]
+            session = connection.session
+            is_kept = (self.is_replicated or (session is not None and session.lease == lease)) and self.keyspace.keep_alive(
+                lease, now
+            )
+            connection.send_down(("kept", is_kept, message[2]))
+        elif kind == "ask":
+            self._answer(connection, message[1], message[2])
+        elif kind == "grant":
+            lease = self.keyspace.grant(message[1], now)
+            connection.session = self._sessions[lease] = Session(lease, connection)
+            connection.send_down(("granted", lease, message[2]))
+        elif kind == "resume":
+            self._resume(connection, message[1], message[2], now)
+        elif kind == "revoke":
+            self.keyspace.revoke(message[1])
+        elif kind == "fin":
+            connection.server_open = False
+            self._on_gone(connection)
+
+    def _answer(self, connection: Connection, number: int, request: object) -> None:
+        if isinstance(request, Transaction):
+            try:
+                answer = self.keyspace.transact(request)
+            except UnknownLease:
+                connection.send_down(("lost", number))
+                return
+            connection.send_down(("reply", number, answer))
+        elif isinstance(request, Read):
+            connection.send_down(("reply", number, self.keyspace.read(request.prefix)))
+        else:
+            self._watch(connection, number, request.prefix, request.from_revision)
+
+    def _watch(self, connection: Connection, number: int, prefix: str, from_revision: int) -> None:
+        """What has happened goes out first; what happens from now on comes with what everybody is told."""
+        self._tell()
+        past: list[Event] = self.keyspace.changes(prefix, from_revision)
+        self._watchers[prefix][connection] = None
+        connection.prefixes.add(prefix)
+        connection.send_down(("reply", number, None), is_event=True)
+        connection.send_down(("past", prefix, self.keyspace.revision, past), is_event=True)
+
+    def _resume(self, connection: Connection, lease: int, sent_at: float, now: float) -> None:
+        session = self._sessions.get(lease)
+        is_kept = session is not None and self.keyspace.resume(lease, now)
+        if is_kept:
+            old = session.connection
+            if old is not None and old is not connection and not self.is_replicated:
+                old.server_open = False  # it is replaced
+                self._forget(old)
+            session.connection = connection
+            connection.session = session
+        connection.send_down(("resumed", is_kept, sent_at))
+
+    def _on_gone(self, connection: Connection) -> None:
+        """Its connection has ended; in embedded mode its owner has a short grace to come back."""
+        self._forget(connection)
+        session = connection.session
+        if self.is_dead or self.is_replicated or session is None or session.connection is not connection:
+            return
+        session.connection = None
+        self.keyspace.drop(session.lease, self.clock.read(self.world.now))
+
+    def _forget(self, connection: Connection) -> None:
+        self._connections.pop(connection, None)
+        for prefix in connection.prefixes:
+            self._watchers[prefix].pop(connection, None)

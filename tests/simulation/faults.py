@@ -1,0 +1,157 @@
+"""What goes wrong, and when: drawn from the seed, aimed at whoever is there when it happens."""
+
+from __future__ import annotations
+
+from tests.simulation.agent import Agent
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from tests.simulation.cluster import Cluster
+
+__all__ = ["Faults"]
+
+ECHO = "Connection reset by peer"
+
+
+class Faults:
+    """Plans all faults of a run, and does them."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster, self.world, self.setup = cluster, cluster.world, cluster.setup
+        world, setup = self.world, self.setup
+        kinds = [
+            (self.fail_workers, 4), (self.kill, 2), (self.crash, 1), (self.stop, 2), (self.cut, 4), (self.reset, 2), (self.slow, 1),
+            (self.pause_store, 1), (self.terminate, 1), (self.join, 2), (self.lose_reply, 2), (self.cut_many, 1),
+        ]  # fmt: skip
+        self._kinds = [kind for kind, weight in kinds for _ in range(weight)]
+        for _ in range(setup.faults):
+            world.at(world.between(0.5, setup.work_until), self._strike)
+        for _ in range(setup.late_faults):
+            world.at(world.between(setup.work_until, setup.heal_at), self._strike)
+        if setup.loses_host:
+            world.at(world.between(2.0, setup.heal_at), self.lose_host)
+
+    def _strike(self) -> None:
+        kind = self.world.choice(self._kinds)
+        self.world.tally["faults"] += 1
+        self.world.tally[f"fault: {kind.__name__}"] += 1
+        kind()
+
+    def _someone(self) -> Agent | None:
+        """A living agent other than the store's host, the leader more often than chance would have it."""
+        living = [one for one in self.cluster.agents if one.is_alive and not one.is_host]
+        leaders = [one for one in living if one.driver.participant is not None and one.driver.participant.leader is not None]
+        if leaders and self.world.chance(0.3):
+            return leaders[0]
+        return self.world.choice(living) if living else None
+
+    # Programs.
+
+    def fail_workers(self) -> None:
+        running = [one for one in self.cluster.agents if one.runs]
+        if not running:
+            return
+        first = self.world.choice(running)
+        code = self.world.choice((1, 1, 7, -9, -11, 42 if self.world.chance(0.1) else 1))
+        first.fail(first.group, code, "ValueError: bad luck")
+        if self.world.chance(0.5):
+            for other in running:
+                if other is not first and self.world.chance(0.6):
+                    self.world.after(self.world.between(0.0, 1.5), other.fail, other.group, 1, ECHO)
+
+    # Processes and machines.
+
+    def kill(self) -> None:
+        if (agent := self._someone()) is not None:
+            agent.die(with_machine=False)
+            self.cluster.start_again(agent, self.world.between(0.1, 6.0))
+
+    def crash(self) -> None:
+        if (agent := self._someone()) is not None:
+            agent.die(with_machine=True)
+            self.cluster.start_again(agent, self.world.between(0.5, 8.0))
+
+    def stop(self) -> None:
+        """SIGSTOP, and SIGCONT later; the store's host takes the store with it."""
+        living = [one for one in self.cluster.agents if one.is_alive]
+        if not living:
+            return
+        agent, seconds = self.world.choice(living), self.world.log_between(0.1, 10.0)
+        self.world.note(agent.name, "is stopped", round(seconds, 3))
+        agent.pause()
+        if agent.is_host:
+            self.cluster.engine.pause(seconds)
+        self.world.after(seconds, agent.resume)
+
+    def terminate(self) -> None:
+        if (agent := self._someone()) is not None:
+            agent.terminate()
+            self.cluster.start_again(agent, self.world.between(2.0, 9.0))
+
+    def join(self) -> None:
+        if sum(one.is_alive for one in self.cluster.agents) < self.setup.nodes + 3:
+            self.cluster.start_new()
+
+    def lose_host(self) -> None:
+        host = self.cluster.agents[0]
+        if not host.is_alive:
+            return
+        how = self.world.choice(("kill", "crash", "terminate"))
+        self.world.tally[f"host lost: {how}"] += 1
+        if how == "terminate":
+            host.terminate()
+        else:
+            host.die(with_machine=how == "crash")
+            self.cluster.engine.die(silently=how == "crash")
+
+    # The network and the store.
+
+    def cut(self) -> None:
+        if (agent := self._someone()) is not None:
+            self._cut(agent, self.world.log_between(0.1, 8.0) if self.world.chance(0.95) else 40.0)
+
+    def cut_many(self) -> None:
+        seconds = self.world.log_between(0.1, 8.0)
+        for agent in self.cluster.agents:
+            if agent.is_alive and not agent.is_host and self.world.chance(0.7):
+                self._cut(agent, seconds)
+
+    def _cut(self, agent: Agent, seconds: float) -> None:
+        up, down = self.world.choice(((True, True), (True, False), (False, True)))
+        self.world.note(agent.name, "is cut off", (up, down, round(seconds, 3)))
+        agent.link.cut(up, down)
+        self.world.after(seconds, agent.link.heal)
+
+    def reset(self) -> None:
+        agent = self._someone()
+        if agent is not None and agent.driver.connection is not None:
+            self.world.note(agent.name, "gets a reset")
+            agent.driver.connection.reset()
+
+    def lose_reply(self) -> None:
+        """The store does what it is asked next, but the answer does not come."""
+        agent = self._someone()
+        if agent is not None and agent.driver.connection is not None:
+            agent.driver.connection.loses_next_reply = True
+
+    def slow(self) -> None:
+        if (agent := self._someone()) is not None:
+            agent.link.slow_s = self.world.log_between(0.1, 3.0)
+            self.world.after(self.world.between(1.0, 6.0), self._speed_up, agent)
+
+    def _speed_up(self, agent: Agent) -> None:
+        agent.link.slow_s = 0.0
+
+    def pause_store(self) -> None:
+        self.cluster.engine.pause(self.world.log_between(0.1, 15.0 if self.setup.is_replicated else 5.0))
+
+    def heal(self) -> None:
+        """From here on nothing goes wrong any more."""
+        self.world.note("world", "heals")
+        self.cluster.engine.back()
+        for agent in self.cluster.agents:
+            agent.link.slow_s = 0.0
+            agent.link.heal()
+            if agent.driver.connection is not None:
+                agent.driver.connection.loses_next_reply = False
+            agent.resume()

@@ -1,0 +1,151 @@
+"""The network between one machine and the store: connections as TCP gives them, over a way that can be slow, cut or reset.
+
+Each direction of a connection keeps its order. What is sent into a cut waits and arrives after it. A reset is noticed by both
+ends, the client's at the latest `NOTICE_S` after the server's: what a store is told earlier than its client is the one thing
+that a fence cannot make good.
+"""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from tests.simulation.driver import Driver
+    from tests.simulation.engine import Engine, Session
+    from tests.simulation.world import World
+
+__all__ = ["FIN", "Connection", "Link"]
+
+FIN = ("fin",)
+NOTICE_S = 0.02
+SPIKE = 0.998  # one message in 500 is late by seconds
+
+
+class Link:
+    """How one machine reaches the store."""
+
+    __slots__ = ("base_s", "connections", "cut_down", "cut_up", "is_dead", "is_local", "slow_s")
+
+    def __init__(self, base_s: float, is_local: bool = False) -> None:
+        self.base_s = base_s
+        self.is_local = is_local
+        self.cut_up = self.cut_down = False
+        self.is_dead = False  # the machine has crashed: nothing comes from it any more
+        self.slow_s = 0.0
+        self.connections: list[Connection] = []
+
+    def latency_s(self, world: World) -> float:
+        chance = world.random()
+        delay_s = self.base_s * (0.5 + chance)
+        if self.slow_s:
+            return delay_s + self.slow_s * world.random()
+        if chance > SPIKE and not self.is_local:
+            return delay_s + 2.0 * world.random()
+        return delay_s
+
+    def cut(self, up: bool, down: bool) -> None:
+        if not self.is_local:
+            self.cut_up, self.cut_down = self.cut_up or up, self.cut_down or down
+
+    def heal(self) -> None:
+        self.cut_up = self.cut_down = False
+        waiting, self.connections = self.connections, [one for one in self.connections if one.client_open and one.server_open]
+        for connection in waiting:
+            connection.flush()
+
+
+class Connection:
+    """Both ends of one connection. `session` and `prefixes` are the server's, of whom it serves and what that one watches."""
+
+    __slots__ = (
+        "client_open", "down_free", "driver", "engine", "held_down", "held_up", "link", "loses_next_reply", "prefixes",
+        "server_open", "session", "up_free", "watch_free", "world",
+    )  # fmt: skip
+
+    def __init__(self, world: World, link: Link, driver: Driver, engine: Engine) -> None:
+        self.world, self.link, self.driver, self.engine = world, link, driver, engine
+        self.client_open = self.server_open = True
+        self.up_free = self.down_free = self.watch_free = 0.0
+        self.held_up: list[tuple[object, ...]] = []
+        self.held_down: list[tuple[object, ...]] = []
+        self.session: Session | None = None
+        self.prefixes: set[str] = set()
+        self.loses_next_reply = False
+        link.connections.append(self)
+
+    # From the client to the server.
+
+    def send_up(self, message: tuple[object, ...]) -> None:
+        if self.link.cut_up:
+            self.held_up.append(message)
+            return
+        world = self.world
+        time = world.now + self.link.latency_s(world)
+        time = self.up_free = time if time > self.up_free else self.up_free
+        world.at(time, self._arrive_up, message)
+
+    def _arrive_up(self, message: tuple[object, ...]) -> None:
+        if self.link.is_dead:
+            return
+        if self.server_open:
+            self.engine.receive(self, message)
+        elif self.client_open and not self.link.cut_down:  # nobody listens any more, says the server's kernel
+            self.world.after(self.link.latency_s(self.world), self.break_client, "reset")
+
+    # From the server to the client.
+
+    def send_down(self, message: tuple[object, ...], is_event: bool = False) -> None:
+        if self.loses_next_reply and message[0] == "reply":
+            self.world.tally["replies lost"] += 1
+            self.reset()
+            return
+        if self.link.cut_down:
+            self.held_down.append(message)
+            return
+        world = self.world
+        time = world.now + self.link.latency_s(world)
+        if is_event and self.engine.is_replicated:  # changes come on a way of their own
+            time = self.watch_free = max(time, self.watch_free)
+        else:
+            time = self.down_free = time if time > self.down_free else self.down_free
+        world.at(time, self._arrive_down, message)
+
+    def _arrive_down(self, message: tuple[object, ...]) -> None:
+        if self.client_open:
+            if message is FIN:
+                self.break_client("closed by the store")
+            else:
+                self.driver.receive(self, message)
+
+    # Ends.
+
+    def close(self) -> None:
+        """The client closes; what it sent before still goes out, and the end of the connection after it."""
+        if self.client_open:
+            self.client_open = False
+            self.send_up(FIN)
+
+    def reset(self) -> None:
+        """Something between the two ends it."""
+        self.loses_next_reply = False
+        world = self.world
+        at_server = world.between(0.0, 1.0) * self.link.base_s + (world.between(0.0, 0.5) if world.chance(0.2) else 0.0)
+        at_client = world.between(0.0, at_server + NOTICE_S)
+        world.after(at_server, self.break_server)
+        world.after(at_client, self.break_client, "reset")
+
+    def break_client(self, why: str) -> None:
+        if self.client_open:
+            self.client_open = False
+            self.driver.on_break(self, why)
+
+    def break_server(self) -> None:
+        if self.server_open:
+            self.engine.receive(self, FIN)
+
+    def flush(self) -> None:
+        held, self.held_up = self.held_up, []
+        for message in held:
+            self.send_up(message)
+        held, self.held_down = self.held_down, []
+        for message in held:
+            self.send_down(message, message[0] == "events")

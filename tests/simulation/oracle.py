@@ -1,0 +1,191 @@
+"""What must always hold in the cluster, looked at whenever something happens that could break it.
+
+It sees everything at once: the store as it is, and which workers really run, whatever anybody believes.
+"""
+
+from __future__ import annotations
+
+from rallypoint.core import job_records as job
+from rallypoint.core.coordination import Event, Item, Put
+from rallypoint.core.keyspace import Keyspace
+from tests.simulation.world import Violation, World
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from tests.simulation.agent import Agent
+    from tests.simulation.setup import Setup
+
+__all__ = ["Oracle"]
+
+KEYS_PER_NODE = 6
+KEYS_OF_A_JOB = 24
+
+
+class Oracle:
+    """The checks, and what they need to remember."""
+
+    def __init__(self, world: World, setup: Setup) -> None:
+        self.world, self.setup = world, setup
+        self.agents: list[Agent] = []
+        self.nodes: dict[str, Agent] = {}
+        self.number = 0
+        self.generations: dict[int, job.Generation] = {}
+        self.seats: dict[int, dict[str, job.Seat]] = {}
+        self.signals: dict[int, job.Signal] = {}
+        self.succeeded: set[tuple[int, str]] = set()
+        self.closed: job.Closed | None = None
+        self.store_died_at: float | None = None
+        self.is_store_silent = False
+
+    # What the store shows.
+
+    def changed(self, changes: list[Event], keyspace: Keyspace) -> None:
+        for event in changes:
+            key, item = event.key, event.item
+            if item is None:
+                if key.startswith("up/nodes/"):
+                    self.world.note("store", "node gone", (key[9:], event.cause))
+                    self.world.tally[f"nodes {event.cause}"] += 1
+            elif key == job.GENERATION:
+                self._formed(item, keyspace)
+            elif key == job.CLOSED:
+                self._closed(item)
+            elif key == job.LEADER:
+                self.world.note("store", "leader", item.value)
+                self.world.tally["leaders"] += 1
+            elif key.startswith("down/signal/"):
+                self._signalled(item)
+            elif key.startswith("up/done/"):
+                self.world.note("store", "done", key[8:])
+
+    def _formed(self, item: Item, keyspace: Keyspace) -> None:
+        generation = job.decode(job.Generation, item.value)
+        number = generation.number
+        self.world.note("store", "generation", (number, generation.attempt, generation.nodes, generation.why))
+        self.world.tally["generations"] += 1
+        if number != self.number + 1:
+            raise Violation(f"after generation {self.number}, generation {number} was written")
+        if self.closed is not None:
+            raise Violation(f"generation {number} was formed after the job had ended")
+        if self.number and self.number not in self.signals:
+            raise Violation(f"generation {number} was formed although {self.number} was never told to stop")
+        items = keyspace.read(job.seats_of_attempt(number, generation.attempt)).items
+        seats = {item.key.rpartition("/")[2]: job.decode(job.Seat, item.value) for item in items}
+        self._check_seats(generation, seats)
+        self._check_purse(generation)
+        self._check_ranks_are_kept(seats)
+        self.number = number
+        self.generations[number], self.seats[number] = generation, seats
+        self._check_keyspace(keyspace)
+
+    def _check_seats(self, generation: job.Generation, seats: dict[str, job.Seat]) -> None:
+        policy, count = self.setup.policy, len(seats)
+        if count != generation.nodes:
+            raise Violation(f"generation {generation.number} says {generation.nodes} nodes, but has {count} seats")
+        if not policy.min_nodes <= count <= policy.max_nodes or count % policy.node_unit:
+            raise Violation(f"a generation of {count} nodes, where {policy} allows none")
+        order = sorted(seats.items(), key=lambda pair: pair[1].group_rank)
+        first_rank, in_role = 0, dict.fromkeys(self.setup.roles, 0)
+        for rank, (node_id, seat) in enumerate(order):
+            record = self.nodes[node_id].record
+            expected = (rank, count, first_rank, generation.world_size, in_role[record.role], record.name)
+            found = (seat.group_rank, seat.group_world_size, seat.first_rank, seat.world_size, seat.first_role_rank, seat.name)
+            if found != expected or (seat.generation, seat.attempt) != (generation.number, generation.attempt):
+                raise Violation(f"{node_id} has {seat}, but {expected} is what fits generation {generation.number}")
+            first_rank += record.workers
+            in_role[record.role] += record.workers
+        sizes = all(seat.role_world_size == in_role[self.nodes[node_id].record.role] for node_id, seat in seats.items())
+        if first_rank != generation.world_size or not sizes:
+            raise Violation(f"generation {generation.number}: ranks do not add up to {generation.world_size}")
+        if self.nodes[order[0][0]].record.address != generation.master_addr:
+            raise Violation(f"generation {generation.number}: {generation.master_addr} is not the address of rank 0")
+
+    def _check_purse(self, generation: job.Generation) -> None:
+        new, restarts = generation.purse, self.setup.restarts
+        old = self.generations[self.number].purse if self.number else type(new)()
+        counts = ("failures", "losses", "departures", "joins")
+        if any(getattr(new, name) < getattr(old, name) for name in counts):
+            raise Violation(f"what was spent became less: {old}, then {new}")
+        paid = len(new.recent_ages_s) if restarts.window_s else new.failures
+        if paid > restarts.max_restarts:
+            raise Violation(f"{paid} failures were paid, of {restarts.max_restarts} restarts")
+        self.world.tally["restarts"] += new.failures - old.failures
+
+    def _check_ranks_are_kept(self, seats: dict[str, job.Seat]) -> None:
+        before = self.seats.get(self.number, {})
+        if self.setup.hints == "explicit":
+            return
+        for node_id, seat in seats.items():
+            old = before.get(node_id)
+            if old is not None and old.group_rank < len(seats) and seat.group_rank != old.group_rank:
+                raise Violation(f"{node_id} had rank {old.group_rank} and got {seat.group_rank} of {len(seats)}")
+
+    def _check_keyspace(self, keyspace: Keyspace) -> None:
+        keyspace.check()
+        if len(keyspace) > KEYS_OF_A_JOB + KEYS_PER_NODE * len(self.agents):
+            raise Violation(f"the store holds {len(keyspace)} keys: {keyspace._keys}")
+
+    def _signalled(self, item: Item) -> None:
+        number = int(item.key.rpartition("/")[2])
+        signal = job.decode(job.Signal, item.value)
+        self.world.note("store", "signal", (number, signal.kind, signal.why))
+        self.world.tally[f"ended by {signal.kind}"] += number == self.number
+        if number == self.number and number in self.signals:
+            raise Violation(f"generation {number} was told {self.signals[number]}, and then {signal}")
+        self.signals.setdefault(number, signal)
+
+    def _closed(self, item: Item) -> None:
+        closed = job.decode(job.Closed, item.value)
+        self.world.note("store", "closed", (closed.kind, closed.why))
+        if self.closed is not None:
+            raise Violation(f"the job had ended as {self.closed}, and then as {closed}")
+        self.closed = closed
+        self.world.tally[f"jobs {closed.kind}"] += 1
+        if closed.kind == "finished":
+            idle = [node_id for node_id in self.seats[self.number] if (self.number, node_id) not in self.succeeded]
+            if idle:
+                raise Violation(f"the job has finished, but the workers of {idle} in generation {self.number} have not")
+
+    def store_died(self, silently: bool) -> None:
+        self.store_died_at, self.is_store_silent = self.world.now, silently
+        self.world.tally["stores lost"] += 1
+
+    # What agents do.
+
+    def joins(self, agent: Agent) -> None:
+        self.nodes[agent.node_id] = agent
+
+    def seated(self, agent: Agent, seat: job.Seat, generation: job.Generation) -> None:
+        self.world.note(agent.name, "has a seat", (seat.generation, seat.group_rank))
+        if self.generations.get(seat.generation) != generation or self.seats[seat.generation].get(agent.node_id) != seat:
+            raise Violation(f"{agent.name} took {seat} of {generation}, which is not what was formed")
+
+    def signal_sent(self, agent: Agent, put: Put) -> None:
+        """A leader that knows of a member which is done lets nobody join."""
+        number = int(put.key.rpartition("/")[2])
+        if job.decode(job.Signal, put.value).kind == "join":
+            done = [one for one in self.seats.get(number, {}) if (number, one) in agent.dones_seen]
+            if done:
+                raise Violation(f"{agent.name} ends generation {number} for a joiner, knowing that {done} are done")
+
+    def workers_start(self, agent: Agent, generation: int) -> None:
+        self.world.tally["worker groups"] += 1
+        for other in self.agents:
+            if other.workers and other is not agent and other.workers != generation:
+                if other.is_paused or self.world.now <= other.excused_until:
+                    self.world.tally["overlaps with a stopped agent"] += 1
+                else:
+                    raise Violation(
+                        f"{agent.name} starts workers of generation {generation}"
+                        f" while those of {other.workers} may run at {other.name}"
+                    )
+
+    def workers_succeeded(self, agent: Agent, generation: int) -> None:
+        self.succeeded.add((generation, agent.node_id))
+
+    def worker_failed(self, agent: Agent, generation: int) -> None:
+        self.world.tally["worker failures"] += 1
+
+    def ended(self, agent: Agent) -> None:
+        kind = {True: "succeeded", False: "failed", None: "killed"}[agent.succeeded]
+        self.world.tally[f"agents {kind}"] += 1

@@ -1,0 +1,87 @@
+"""What a seed's job is like: how many nodes, which policy, which engine, how long it runs. All of it is drawn here."""
+
+from __future__ import annotations
+
+from rallypoint.core.generation import Policy
+from rallypoint.core.job_records import NOT_READY, NodeRecord
+from rallypoint.core.participant import Participant
+from rallypoint.core.restarts import RestartPolicy
+from tests.simulation.world import Clock, World
+
+__all__ = ["Setup"]
+
+TTL_S = 3.0
+REPLICATED_FENCE_S = 30.0
+LEAST_S = 60.0
+
+
+class Setup:
+    """Everything that is fixed before the job begins."""
+
+    def __init__(self, world: World) -> None:
+        self.is_replicated = world.chance(0.35)
+        self.is_eager = world.chance(0.3)
+        self.ttl_s = TTL_S
+        self.fence_s = REPLICATED_FENCE_S if self.is_replicated else TTL_S
+        self.drift = world.choice((1e-4, 1e-3, 5e-3))
+        self.turn_s = world.choice((0.0, 0.0, 0.002, 0.01))
+        self.grace_s = world.log_between(0.1, 5.0)
+        self.nodes = 5 + world.below(3)
+        self.spread_s = world.choice((0.3, 3.0, 8.0))
+        self.work_until = world.between(46.0, 58.0)
+        self.heal_at = max(LEAST_S, self.work_until + self.spread_s)
+        self.faults = 10 + world.below(5)
+        self.late_faults = world.below(4)
+        self.loses_host = not self.is_replicated and world.chance(0.06)
+        self.hints = world.choice(("none", "none", "none", "found", "explicit"))
+        self.roles = world.choice((("default",), ("default",), ("trainer", "reader")))
+        self.is_uneven = world.chance(0.3)
+        self.policy = self._draw_policy(world)
+        self.restarts = self._draw_restarts(world)
+        self.settings: dict[str, object] = {"protocol": 1, "min": self.policy.min_nodes}
+        self.participant_class = Participant
+
+    def _draw_policy(self, world: World) -> Policy:
+        least = 1 + world.below(self.nodes)
+        unit = world.choice((1, 1, 1, 2))
+        most = max(least, self.nodes + world.choice((-2, -1, 0, 0, 0, 2)), unit)
+        return Policy(
+            min_nodes=least,
+            max_nodes=most,
+            node_unit=unit,
+            join_timeout_s=world.between(20.0, 50.0),
+            last_call_s=world.between(0.2, 2.0),
+            scale_up_window_s=0.3,
+            after_expiry_s=self.fence_s - self.ttl_s,
+            ready_timeout_s=self.grace_s + 5.0,
+        )
+
+    def _draw_restarts(self, world: World) -> RestartPolicy:
+        return RestartPolicy(
+            max_restarts=world.choice((1, 3, 10, 100, 100)),
+            no_retry_exit_codes=(42,),
+            backoff_s=world.choice((0.0, 0.2, 1.0)),
+            max_backoff_s=3.0,
+            window_s=world.choice((0.0, 0.0, 20.0)),
+            max_membership_changes=world.choice((None, None, None, None, 12)),
+        )
+
+    @staticmethod
+    def mismatch(ours: dict[str, object], theirs: dict[str, object]) -> str | None:
+        return None if ours == theirs else "its settings differ"
+
+    def record(self, world: World, name: str, index: int) -> NodeRecord:
+        """Who the node of that name says it is."""
+        workers = 1 + world.below(8) if self.is_uneven else 4
+        has_hint = self.hints != "none"
+        return NodeRecord(
+            name, f"10.0.0.{index}", 0, world.choice(self.roles), workers, NOT_READY,
+            index if has_hint else -1, self.hints == "explicit",
+        )  # fmt: skip
+
+    def clock(self, world: World) -> Clock:
+        return Clock(world.between(-1e4, 1e5), 1.0 + self.drift * world.between(-1.0, 1.0))
+
+    def work_s(self, world: World) -> float:
+        """How long the workers of one node run if nothing happens to them."""
+        return max(world.between(0.3, 3.0), self.work_until + self.spread_s * world.random() - world.now)
