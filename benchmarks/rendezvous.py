@@ -13,7 +13,7 @@ import sys
 from benchmarks.contestants import PROGRAMS, RALLYRUN, clean_environment, launchers
 from benchmarks.figures import Figure, at_most
 
-__all__ = ["measure"]
+__all__ = ["free_port", "measure"]
 
 SIZES = {8: 0.5, 64: 0.5, 128: 0.5, 1000: 3.0}  # nodes, and the seconds that they may take
 TORCHS_SIZES = (8, 64, 128)  # 256 nodes did not meet within 450 s
@@ -29,15 +29,15 @@ def measure() -> list[Figure]:
 def _figure(nodes: int, limit_s: float, names: list[str]) -> Figure:
     samples: dict[str, list[float]] = {name: [] for name in names if name == RALLYRUN or nodes in TORCHS_SIZES}
     for run in range(RUNS):
-        for name in samples:
+        for name, times in samples.items():
             if name == RALLYRUN or run == 0 or nodes < TORCHS_SIZES[-1]:
-                samples[name].append(meeting(name, nodes))
+                times.append(meeting(name, nodes))
     return Figure(f"rendezvous of {nodes} nodes: first join to last seat", "s", samples, (at_most(limit_s, "s"),))
 
 
 def meeting(kind: str, nodes: int) -> float:
     """How long it took, in seconds."""
-    port = _free_port()
+    port = free_port()
     shares = _shares(nodes)
     processes = [_start(kind, port, nodes, first, count) for first, count in shares]
     try:
@@ -97,7 +97,7 @@ def _read_times(process: subprocess.Popen[str]) -> tuple[float, float]:
     return began, ended
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

@@ -1,11 +1,12 @@
-"""Some of the nodes of one job, in one process, each with a handler and a connection of its own: ``meet.py KIND PORT NODES FIRST COUNT``.
+"""Some of the nodes of one job, in one process, each with a handler and a connection of its own.
 
-Says "ready" when all handlers are made, waits for a line on stdin, and prints when the first call was made and when the last of its
-nodes had its seat, on the machine's monotonic clock.
+``meet.py KIND PORT NODES FIRST COUNT`` says "ready" when all handlers are made, waits for a line on stdin, and prints when the
+first call was made and when the last of its nodes had its seat, on the machine's monotonic clock.
 """
 
 from __future__ import annotations
 
+import importlib
 import sys
 import threading
 import time
@@ -18,17 +19,16 @@ def ours(port: int, nodes: int, is_host: bool) -> Any:
     from rallypoint.rendezvous.handler import RendezvousParameters
     from rallypoint.rendezvous.registry import get_rendezvous_handler
 
-    report.set_sink(lambda level, text: None)
+    report.set_sink(lambda _level, _text: None)
     endpoint = f"127.0.0.1:{port}"
     return get_rendezvous_handler(RendezvousParameters("c10d", endpoint, "bench", nodes, nodes, is_host=is_host))
 
 
 def torchs(port: int, nodes: int, is_host: bool) -> Any:
-    from torch.distributed.elastic.rendezvous import RendezvousParameters
-    from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
-
-    endpoint = f"127.0.0.1:{port}"
-    return get_rendezvous_handler(RendezvousParameters("c10d", endpoint, "bench", nodes, nodes, is_host=is_host))
+    api = importlib.import_module("torch.distributed.elastic.rendezvous")
+    registry = importlib.import_module("torch.distributed.elastic.rendezvous.registry")
+    params = api.RendezvousParameters("c10d", f"127.0.0.1:{port}", "bench", nodes, nodes, is_host=is_host)
+    return registry.get_rendezvous_handler(params)
 
 
 def meet(handler: Any, done: Callable[[float], None]) -> None:

@@ -158,6 +158,7 @@ class SimpleElasticAgent(AgentRecords, AgentPeers, ElasticAgent):
                 return machine.Started()
             case machine.Stop(why):
                 report.warn(why)
+                self._restarting = machine.Restart(why, 0)  # whatever the last one was, this stop has its grace
                 self._stop_workers(group)
                 group.state = WorkerState.FAILED
                 inbox.raise_pending()
@@ -209,6 +210,7 @@ class SimpleElasticAgent(AgentRecords, AgentPeers, ElasticAgent):
         for local_rank, worker_id in self._start_workers(worker_group).items():
             worker_group.workers[local_rank].id = worker_id
         worker_group.state = WorkerState.HEALTHY
+        self._last_result = RunResult(WorkerState.HEALTHY)
 
     @prof
     def _restart_workers(self, worker_group: WorkerGroup) -> None:

@@ -137,8 +137,8 @@ def _raise_failures(name: str, result: RunResult, handler: RendezvousHandler) ->
     verdict = handler.end_error() if isinstance(handler, CoordinatedHandler) else None
     for line in verdict.lines if isinstance(verdict, JobFailedError) else ():
         report.warn(line)
-    if verdict is not None and not result.failures:
-        raise verdict
+    if isinstance(handler, CoordinatedHandler) and not result.failures:
+        raise verdict or JobFailedError("the lines before this one say why", [], None)
     from rallypoint.processes.failures import ChildFailedError
 
     error = ChildFailedError(name=name, failures=result.failures)

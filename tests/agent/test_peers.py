@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import threading
 import time
 from collections import deque
@@ -29,14 +30,17 @@ from rallypoint.errors import (
     RendezvousGracefulExitError,
     RendezvousTimeoutError,
     SignalException,
+    UsageError,
     WorkerStartError,
 )
 from rallypoint.launch import LaunchConfig, launch_agent
 from rallypoint.local_agent import LocalElasticAgent
+from rallypoint.processes.context import wait_readable
 from rallypoint.processes.failures import ChildFailedError
 from rallypoint.processes.log_specs import DefaultLogsSpecs
+from rallypoint.rendezvous import embedded
 from rallypoint.rendezvous.coordinated import CoordinatedHandler, Introduction
-from rallypoint.rendezvous.handler import RendezvousInfo, RendezvousStoreInfo
+from rallypoint.rendezvous.handler import RendezvousHandler, RendezvousInfo, RendezvousParameters, RendezvousStoreInfo
 from rallypoint.rendezvous.local import LocalRendezvous
 from rallypoint.rendezvous.waiting import Bell
 from rallypoint.store.hash_store import HashStore
@@ -67,8 +71,6 @@ class Peers(CoordinatedHandler):
 
     def say(self, word: Word) -> None:
         self.words.append(word)
-        if isinstance(word, machine.Fenced):
-            self.fence.ring()
         self.bell.ring()
 
     def names(self) -> list[str]:
@@ -183,7 +185,7 @@ def make_agent(tmp_path: Path) -> MakeAgent:
 
 @pytest.fixture
 def launch(tmp_path: Path) -> Launch:
-    def run(peers: Peers, script: str, entrypoint: str = SH) -> dict[int, Any]:
+    def run(peers: RendezvousHandler, script: str, entrypoint: str = SH) -> dict[int, Any]:
         config = LaunchConfig(
             min_nodes=2, max_nodes=2, nproc_per_node=1, run_id="job-7", rdzv_backend="c10d", max_restarts=3,
             logs_specs=DefaultLogsSpecs(str(tmp_path / "logs")), shutdown_timeout=30, exit_barrier_timeout=LONG_S,
@@ -197,7 +199,7 @@ def launch(tmp_path: Path) -> Launch:
 @pytest.fixture
 def said() -> Iterator[list[str]]:
     lines: list[str] = []
-    report.set_sink(lambda level, text: lines.append(text))
+    report.set_sink(lambda level, text: lines.append(text) if level > report.DEBUG else None)
     yield lines
     report.set_sink(None)
 
@@ -250,7 +252,7 @@ def test_a_run_from_the_introduction_to_the_end(make_peers: MakePeers, make_agen
     assert result.state == WorkerState.SUCCEEDED
     assert sorted(result.return_values) == [4, 5]
     assert [(tmp_path / name).read_text() for name in "01"] == ["4 8 1 10.0.0.9 2\n", "5 8 1 10.0.0.9 2\n"]
-    assert peers.told == [("introduce", Introduction("trainer", 2, 3, SH, LONG_S)), ("poll",), ("done",)]
+    assert peers.told == [("introduce", Introduction("trainer", 2, 3, "sh", LONG_S)), ("poll",), ("done",)]
 
 
 def test_a_rendezvous_that_takes_its_time_is_waited_for(make_peers: MakePeers, make_agent: MakeAgent) -> None:
@@ -363,6 +365,7 @@ def test_a_node_that_is_done_joins_again_when_another_fails(make_peers: MakePeer
 
 
 def test_the_fence_kills_without_grace(make_peers: MakePeers, make_agent: MakeAgent, tmp_path: Path, alive: Alive) -> None:
+    """By the word alone: that the fence can be read matters only while workers are being stopped."""
     peers = make_peers()
     peers.on["done"] = lambda: peers.say(ALL_DONE)
     times: list[float] = []
@@ -392,6 +395,7 @@ def test_the_fence_ends_the_grace_of_a_stop_that_is_under_way(
 
     def fall() -> None:
         times.append(time.monotonic())
+        peers.fence.ring()
         peers.say(machine.Fenced("the store has been silent for 3 s"))
 
     def stop() -> None:
@@ -466,11 +470,14 @@ def test_a_job_that_failed_elsewhere_is_told_by_the_verdict_alone(
     assert ("leave", "") in peers.told
 
 
-def test_an_end_without_a_verdict_has_its_reason(make_peers: MakePeers, launch: Launch, tmp_path: Path) -> None:
+def test_an_end_without_a_verdict_has_its_reason(
+    make_peers: MakePeers, launch: Launch, tmp_path: Path, said: list[str]
+) -> None:
     refused = machine.JobEnded("failed", "another node has this rank")
     peers = make_peers()
-    with when((tmp_path / "pid").exists, lambda: peers.say(refused)), pytest.raises(Exception, match="another node has this rank"):
+    with when((tmp_path / "pid").exists, lambda: peers.say(refused)), pytest.raises(JobFailedError):
         launch(peers, waits(tmp_path))
+    assert "another node has this rank" in said
 
 
 def test_a_node_that_is_not_needed_succeeds(make_peers: MakePeers, launch: Launch, said: list[str]) -> None:
@@ -524,6 +531,24 @@ def test_a_rendezvous_that_fails_ends_only_us(make_peers: MakePeers, launch: Lau
     with pytest.raises(RendezvousTimeoutError):
         launch(peers, "exit 0")
     assert ("leave", "") in peers.told
+
+
+def test_a_node_that_is_refused_leaves_the_job_to_the_others(launch: Launch) -> None:
+    """It learns which setting differs; the job that refused it goes on. With a real store, over loopback."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        endpoint = f"127.0.0.1:{probe.getsockname()[1]}"
+    params = RendezvousParameters("c10d", endpoint, "job", 1, 2, last_call_timeout=0.1, close_timeout=1)
+    member, stranger = embedded.create_handler(params), embedded.create_handler(params)
+    assert isinstance(member, CoordinatedHandler)
+    member.introduce(Introduction("default", 1, 99, "sh", 1.0))
+    assert member.next_rendezvous().world_size == 1
+    with pytest.raises(UsageError, match="max_restarts is 3 here and 99 for the job"):
+        launch(stranger, "exit 0")
+    member.report_done()
+    while (word := member.observe()) is None:
+        wait_readable([member.wakeup_fd()], LONG_S)
+    assert member.shutdown()
+    assert word == machine.JobEnded("succeeded", word.why)
 
 
 # --- restarts of a job of one node -----------------------------------------------------------------------------------------

@@ -67,6 +67,8 @@ def test_success(launch: Launch, train: str, capfd: pytest.CaptureFixture[str]):
         (errors.RendezvousTimeoutError("1 of 2 nodes came"), (3, "rallyrun: error: 1 of 2 nodes came")),
         (errors.UnkillableWorkersError([77], 10.0), (4, "pid 77")),
         (errors.WorkerStartError("cannot start x"), (1, "rallyrun: error: cannot start x")),
+        (errors.JobFailedError("rank 3 failed", ["who"], 7), (1, "rallyrun: error: the job has failed: rank 3 failed")),
+        (errors.RendezvousClosedError("the job has ended: its host left"), (3, "rallyrun: error: the job has ended")),
         (errors.SignalException("got it", signal.SIGTERM), (143, "")),
         (errors.SignalException("got it", signal.SIGINT), (130, "")),
         (KeyboardInterrupt(), (130, "")),
@@ -92,6 +94,18 @@ def test_the_first_causes_exit_code_can_be_passed_on(launch: Launch, train: str,
     launch.error = child_failed(exitcode)
     assert cli.main([train]) == 1
     assert cli.main(["--pass-exit-code", train]) == code
+
+
+@pytest.mark.parametrize(("exitcode", "code"), [(7, 7), (-9, 137), (0, 1), (None, 1)])
+def test_a_cause_on_another_node_has_the_same_exit_code_here(launch: Launch, train: str, exitcode: int | None, code: int):
+    """P37: all nodes of a job pass on one code, whether workers of theirs failed too or not."""
+    launch.error = errors.JobFailedError("rank 3 failed", [], exitcode)
+    assert cli.main([train]) == 1
+    assert cli.main(["--pass-exit-code", train]) == code
+    if exitcode is not None:
+        launch.error = child_failed(99)
+        launch.error.cause_exitcode = exitcode
+        assert cli.main(["--pass-exit-code", train]) == code
 
 
 def test_a_failure_without_a_known_worker(launch: Launch, train: str):

@@ -381,6 +381,24 @@ def test_no_grace_at_all_kills_at_once(start: Callable[..., PContext], tmp_path:
     assert time.monotonic() - started_at < 2
 
 
+def test_the_grace_is_over_when_there_is_no_time_left_for_it(
+    start: Callable[..., PContext], tmp_path: Path, wait_until: Any
+) -> None:
+    """A fence that falls during a stop; before the stop it has no effect by itself."""
+    context = start(stubborn(tmp_path, 0), stubborn(tmp_path, 1))
+    assert isinstance(context, SubprocessContext)
+    wait_until(lambda: all((tmp_path / name).exists() for name in ("ready0", "ready1")))
+    readable, writable = os.pipe()
+    os.write(writable, b"1")
+    context.hurry_fd = readable
+    assert context.wait(0.05) is None
+    began = time.monotonic()
+    context.close(signal.SIGTERM, timeout=30)
+    assert time.monotonic() - began < 5
+    os.close(readable)
+    os.close(writable)
+
+
 def test_what_workers_left_behind_is_ended_too(
     start: Callable[..., PContext], tmp_path: Path, wait_until: Any, alive: Alive
 ) -> None:

@@ -42,6 +42,7 @@ class Agent:
         self.record, self.link, self.clock = record, link, clock
         self.name = f"{record.name}#{serial}"
         self.is_host = link.is_local
+        self.started_at = world.now
         self.is_alive = True
         self.is_leaving = False
         self.succeeded: bool | None = None

@@ -114,9 +114,9 @@ class Cluster:
         died_at = self.oracle.store_died_at
         if died_at is not None:
             limit_s = SILENT_STORE_LOSS_S if self.oracle.is_store_silent else STORE_LOSS_S
-            if self.world.now > died_at + limit_s and any(one.is_alive for one in self.agents):
-                names = [one.name for one in self.agents if one.is_alive]
-                raise Violation(f"the store has been gone for {limit_s} s, and {names} have not ended")
+            late = [one.name for one in self.agents if one.is_alive and self.world.now > max(died_at, one.started_at) + limit_s]
+            if late:
+                raise Violation(f"the store has been gone for {limit_s} s, and {', '.join(late)} have not ended")
         return self.is_over()
 
     def _leaders_wait(self) -> str:

@@ -313,9 +313,9 @@ class Driver:
 
     def _arm_wake(self, participant: Participant) -> None:
         wake_at = participant.wake_at()
-        if wake_at is None:
+        if wake_at is None or self.agent.is_leaving:
             return
-        if wake_at <= self.agent.time() and not self.agent.is_leaving:
+        if wake_at <= self.agent.time():
             raise Violation(f"{self.agent.name} would spin: there is nothing to ask, but it wants to be woken at once")
         at = self.clock.when(wake_at)
         if at < self._wake_at:

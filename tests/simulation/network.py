@@ -88,7 +88,7 @@ class Connection:
             return
         if self.server_open:
             self.engine.receive(self, message)
-        elif self.client_open and not self.link.cut_down:  # nobody listens any more, says the server's kernel
+        elif self.client_open and not self.link.cut_down and not self.engine.is_silent:  # nobody listens any more, says the server's kernel
             self.world.after(self.link.latency_s(self.world), self.break_client, "reset")
 
     # From the server to the client.

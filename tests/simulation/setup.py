@@ -80,7 +80,7 @@ class Setup:
         )  # fmt: skip
 
     def clock(self, world: World) -> Clock:
-        return Clock(world.between(-1e4, 1e5), 1.0 + self.drift * world.between(-1.0, 1.0))
+        return Clock(world.between(0.0, 1e5), 1.0 + self.drift * world.between(-1.0, 1.0))
 
     def work_s(self, world: World) -> float:
         """How long the workers of one node run if nothing happens to them."""

@@ -63,6 +63,7 @@ class Peer:
 
     def __init__(self, port: int) -> None:
         self.socket = socket.create_connection(("127.0.0.1", port), timeout=TIMEOUT_S)
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.received = b""
         self._inbox = Inbox()
         self._inbox.limit = LARGE_FRAME_BYTES

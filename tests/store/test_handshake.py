@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 
 import pytest
 from hypothesis import given
@@ -109,12 +108,22 @@ def test_a_refusal_is_shown_as_far_as_it_can_be_printed() -> None:
     assert str(refused.value) == "?[2J" + "x" * 496
 
 
-@pytest.mark.parametrize("make", [lambda: server(), lambda: server(secret=b"s"), lambda: ClientHandshake("job", None), lambda: ClientHandshake("job", b"s")])
-@given(body=st.binary(max_size=80) | st.dictionaries(st.sampled_from(["magic", "version", "nonce", "secret", "refused", "proof"]), st.sampled_from([handshake.MAGIC, 1, 2, None, True, "00" * 16, "zz", ""])).map(lambda one: json.dumps(one).encode()))  # fmt: skip
-def test_whatever_comes_is_understood_or_refused(make: Callable[[], ServerHandshake | ClientHandshake], body: bytes) -> None:
-    side = make()
+SIDES = {
+    "store": server,
+    "store with a secret": lambda: server(secret=b"s"),
+    "node": lambda: ClientHandshake("job", None),
+    "node with a secret": lambda: ClientHandshake("job", b"s"),
+}
+FIELDS = st.sampled_from(["magic", "version", "nonce", "secret", "refused", "proof"])
+CONTENTS = st.sampled_from([handshake.MAGIC, 1, 2, None, True, "00" * 16, "zz", ""])
+GREETINGS = st.dictionaries(FIELDS, CONTENTS).map(lambda one: json.dumps(one).encode())
+
+
+@pytest.mark.parametrize("side", SIDES)
+@given(body=st.binary(max_size=80) | GREETINGS)
+def test_whatever_comes_is_understood_or_refused(side: str, body: bytes) -> None:
     try:
-        side.answer(body)
+        SIDES[side]().answer(body)
     except (FrameError, HandshakeRefused):
         return
 

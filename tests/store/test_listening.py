@@ -85,7 +85,7 @@ def test_p05_who_is_told_not_to_be_the_host_is_not(listen: Open) -> None:
 
 
 def test_p05_a_named_host_behind_another_address_listens_everywhere_if_it_may(listen: Open) -> None:
-    with pytest.raises(OSError, match="192.0.2.1 is no address of this machine, and without a secret"):
+    with pytest.raises(OSError, match=r"192\.0\.2\.1 is no address of this machine, and without a secret"):
         listen(NOT_OURS, is_host=True)
     everywhere = listen(NOT_OURS, is_host=True, wildcard_allowed=True)
     assert addresses(everywhere) == ["0.0.0.0", "::"]
@@ -120,7 +120,7 @@ def test_an_address_of_a_family_that_is_switched_off_is_not_ours(listen: Open, m
 
 
 def test_p06_a_name_that_does_not_resolve_is_for_the_caller_to_try_again(listen: Open) -> None:
-    with pytest.raises(OSError, match="."):
+    with pytest.raises(OSError, match=r"."):
         listen("no-such-host.invalid", 29400)
 
 

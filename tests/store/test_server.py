@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import errno
-import os
 import resource
+import select
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from typing import Any
 
 import pytest
 
-from rallypoint.core.coordination import Compare, Get, Put, Transaction
+from rallypoint.core.coordination import Get, Put, Transaction
 from rallypoint.core.keyspace import Keyspace
 from rallypoint.store import connection as connection_module
 from rallypoint.store import refusals, service, serving
@@ -24,7 +25,7 @@ from rallypoint.store.frames import make_frame
 from rallypoint.store.handshake import ClientHandshake
 from rallypoint.store.listening import open_listeners
 from rallypoint.store.server import CoordinationServer
-from rallypoint.store.wire import VALUE_BYTES, encode
+from rallypoint.store.wire import VALUE_BYTES, decode, encode
 
 SECRET = b"a secret that nobody guesses"
 Start = Callable[..., CoordinationServer]
@@ -58,7 +59,9 @@ def assert_serves(client: EmbeddedCoordination, soon: Soon) -> None:
 
 
 @pytest.mark.parametrize("what", GARBAGE)
-def test_p36_garbage_is_cut_off_and_learns_nothing(start_server: Start, connect: Connect, peer: Any, soon: Soon, what: str) -> None:
+def test_p36_garbage_is_cut_off_and_learns_nothing(
+    start_server: Start, connect: Connect, peer: Any, soon: Soon, what: str
+) -> None:
     server = start_server("the-run-id", SECRET)
     client = connect(server, "the-run-id", SECRET)
     stranger = peer(server)
@@ -158,7 +161,8 @@ def test_refusals_are_told_once_a_second(
 
 
 @pytest.mark.parametrize(
-    "request_", [["fly"], ["read"], ["read", 1], ["keep", "1"], ["grant", 0], ["resume", 5], ["watch", "", -1], ["transact", 1, 2, 3]]
+    "request_",
+    [["fly"], ["read"], ["read", 1], ["keep", "1"], ["grant", 0], ["resume", 5], ["watch", "", -1], ["transact", 1, 2, 3]],
 )
 def test_who_breaks_the_rules_is_told_and_cut_off(
     start_server: Start, connect: Connect, peer: Any, soon: Soon, request_: list[object]
@@ -199,7 +203,13 @@ def test_a_frame_that_never_ends_is_just_forgotten(start_server: Start, connect:
 
 
 def test_who_does_not_read_is_cut_off(
-    start_server: Start, connect: Connect, peer: Any, soon: Soon, warnings: list[str], wait_until: Any, monkeypatch: pytest.MonkeyPatch
+    start_server: Start,
+    connect: Connect,
+    peer: Any,
+    soon: Soon,
+    warnings: list[str],
+    wait_until: Any,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(connection_module, "OUTPUT_BYTES", 256 * 1024)
     server = start_server()
@@ -224,7 +234,8 @@ def test_all_connections_together_are_bounded(
     halves = [peer(server).greet() for _ in range(3)]
     for half in halves:
         half.send((900_000).to_bytes(4, "big") + b"x" * 500_000)
-    assert halves[2].receive() is None
+    cut_off, _, _ = select.select([half.socket for half in halves], [], [], 10)
+    assert cut_off
     assert_serves(client, soon)
 
 
@@ -272,7 +283,7 @@ def test_out_of_file_descriptors_it_waits_instead_of_spinning(monkeypatch: pytes
         peer(server).greet()
     finally:
         server.stop()
-    assert [later - earlier > 0.15 for earlier, later in zip(tries[:2], tries[1:3], strict=True)] == [True, True]
+    assert [later - earlier > 0.15 for earlier, later in pairwise(tries[:3])] == [True, True]
 
 
 # --- large answers ---------------------------------------------------------------------------------------------------------
@@ -283,25 +294,23 @@ def test_a_long_answer_is_written_as_it_is_read_and_others_are_served_meanwhile(
 ) -> None:
     server = start_server()
     writer = connect(server)
-    for number in range(100):
-        writer.transact(put(f"large/{number:03}", bytes([number]) * VALUE_BYTES), soon())
+    for number in range(40):
+        writer.transact(put(f"large/{number:02}", b"\xff" * VALUE_BYTES), soon())
     slow = peer(server).greet()
-    slow.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     slow.send_body(encode([1, "read", "large/"]))
     slow.send_body(encode([2, "read", "nothing/"]))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     for _ in range(50):
         assert_serves(writer, soon)
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 20_000, "kilobytes; the answer has 50,000 and more"
-    kinds = []
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 20_000, "kilobytes; the answer has 40,000"
+    kinds: list[list[Any]] = []
     while kinds[-1:] != [[2, "snapshot"]]:
         body = slow.receive()
         assert body is not None
         slow.received = b""
-        kinds.append(body[: body.index(b",", 3)].decode().strip("[").split(",")[:2])
-        kinds[-1] = [int(kinds[-1][0]), kinds[-1][1].strip('"')]
-    assert kinds == [*([[1, "part"]] * 99), [1, "snapshot"], [2, "snapshot"]]
-    assert len(writer.read("large/", soon()).items) == 100
+        kinds.append(decode(body)[:2])
+    assert kinds == [*([[1, "part"]] * 39), [1, "snapshot"], [2, "snapshot"]]
+    assert len(writer.read("large/", soon()).items) == 40
 
 
 def test_what_many_watch_is_written_down_once(
@@ -347,7 +356,7 @@ class SlowLoop:
         while True:
             self.turn()
             try:
-                return list(__import__("json").loads(one.receive()))
+                return decode(one.receive())
             except BlockingIOError:
                 continue
 
@@ -372,7 +381,7 @@ def welcome(loop: SlowLoop, peer: Any) -> Any:
         return one
 
 
-def test_what_has_come_is_read_before_a_lease_ends(slow_loop: SlowLoop, peer: Any, wait_until: Any) -> None:
+def test_what_has_come_is_read_before_a_lease_ends(slow_loop: SlowLoop, peer: Any) -> None:
     owner = welcome(slow_loop, peer)
     lease = slow_loop.ask(owner, "grant", 0.4)[2]
     slow_loop.now += 0.3
@@ -458,8 +467,9 @@ def test_it_can_be_stopped_before_it_was_started() -> None:
 
 def test_workers_inherit_none_of_its_sockets(start_server: Start, connect: Connect) -> None:
     connect(start_server())
-    program = "import os; print(*(os.readlink(f'/proc/self/fd/{fd}') for fd in os.listdir('/proc/self/fd') if os.path.exists(f'/proc/self/fd/{fd}')))"
-    found = subprocess.run([sys.executable, "-c", program], close_fds=False, capture_output=True, text=True, check=True, timeout=30)
+    program = "import os; print(*(os.readlink(entry) for entry in os.scandir('/proc/self/fd') if os.path.exists(entry)))"
+    command = [sys.executable, "-c", program]
+    found = subprocess.run(command, close_fds=False, capture_output=True, text=True, check=True, timeout=30)
     assert "socket:" not in found.stdout
     assert "eventpoll" not in found.stdout
     assert "eventfd" not in found.stdout
@@ -487,12 +497,12 @@ while left and time.monotonic() < deadline:
 for number, client in clients.items():
     key = f"nodes/{number}"
     assert client.transact(Transaction((Compare(key, "create", 0),), (Put(key, b""),)), deadline).succeeded
-print(len(clients) - len(left))
+print(len(clients) - len(left), flush=True)
 sys.stdin.read()
 """
 
 
-def storm(server: CoordinationServer, processes: int, count: int, wait_until: Any) -> None:
+def storm(server: CoordinationServer, processes: int, count: int) -> None:
     each = count // processes
     command = [sys.executable, "-c", STORM, str(server.addresses[0][1])]
     running = [
@@ -505,12 +515,8 @@ def storm(server: CoordinationServer, processes: int, count: int, wait_until: An
         one.communicate(timeout=60)
 
 
-@pytest.mark.parametrize(
-    ("processes", "count"), [(2, 1000), pytest.param(4, 10_000, marks=pytest.mark.soak)]
-)
-def test_p23_a_storm_of_connects(
-    start_server: Start, connect: Connect, soon: Soon, wait_until: Any, processes: int, count: int
-) -> None:
+@pytest.mark.parametrize(("processes", "count"), [(2, 1000), pytest.param(4, 10_000, marks=pytest.mark.soak)])
+def test_p23_a_storm_of_connects(start_server: Start, connect: Connect, soon: Soon, processes: int, count: int) -> None:
     """P23: everybody comes at once, and none is lost."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     if hard != resource.RLIM_INFINITY and hard < count + 200:
@@ -519,7 +525,7 @@ def test_p23_a_storm_of_connects(
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     try:
         server = start_server(secret=b"secret")
-        storm(server, processes, count, wait_until)
+        storm(server, processes, count)
         client = connect(server, secret=b"secret")
         assert len(client.read("nodes/", soon()).items) == count
         client.close()

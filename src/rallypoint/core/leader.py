@@ -145,12 +145,11 @@ class Leader:
         self.wait, self._decide_at = wait, wait.wake_at
         if not wait.is_gathering:
             return None
-        if now < self._status_at:
-            self._decide_at = self._status_at if wait.wake_at is None else min(wait.wake_at, self._status_at)
-            return None
-        self._status_at = now + STATUS_INTERVAL_S
-        self._decide_at = now
-        status = job.encode(job.Status(self.status_text()))
+        is_due = now >= self._status_at
+        if is_due:
+            self._status_at = now + STATUS_INTERVAL_S
+        self._decide_at = self._status_at if wait.wake_at is None else min(wait.wake_at, self._status_at)
+        status = job.encode(job.Status(self.status_text())) if is_due else self._status
         return None if status == self._status else self._tell(status)
 
     def _tell(self, status: bytes) -> Transaction:

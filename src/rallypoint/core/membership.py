@@ -99,7 +99,9 @@ class Membership:
 
     def wake_at(self) -> float | None:
         """When to ask for the next request even if nothing happens."""
-        times = [] if self.leader is None else [self.leader.wake_at()]
+        times: list[float | None] = []
+        if self.leader is not None and self.board.closed is None:  # after the end a leader has nothing to do
+            times.append(self.leader.wake_at())
         if self._is_waiting():
             times += [self._status_at, self._gives_up_at()]
         return min((time for time in times if time is not None), default=None)

@@ -115,8 +115,8 @@ class Participant(Membership):
             case Get(key) if key.startswith(job.DOWN):
                 if outcome.items[0] is not None:
                     self.board.post(outcome.items[0], now)
-            case Get():
-                self._note_seat(outcome.items[0])
+            case Get(key):
+                self._note_seat(key, outcome.items[0])
             case Delete(key, _) if key == job.node_key(self.id):
                 self.has_left = True
             case Put(key, value, _) if key == job.node_key(self.id):
@@ -154,9 +154,11 @@ class Participant(Membership):
             text = self.leader.status_text() if self.leader else job.decode(job.Status, item.value).text
             self._news.append(Progress(text))
 
-    def _note_seat(self, item: Item | None) -> None:
+    def _note_seat(self, key: str, item: Item | None) -> None:
         generation = self.board.generation
         assert generation is not None
+        if key != job.seat_key(generation.number, generation.attempt, self.id):
+            return  # while we asked, another generation was posted, in which we have not looked yet
         self._looked_at = self.board.generation_revision
         seat = None if item is None else job.decode(job.Seat, item.value)
         if seat is None or (seat.generation, seat.attempt) != (generation.number, generation.attempt) or not self._is_ready():

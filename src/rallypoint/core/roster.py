@@ -81,7 +81,9 @@ class Roster:
         known = self.nodes.get(node_id)
         since = known.since if known else now
         self._explicit += record.hint_is_explicit and known is None
-        self.nodes[node_id] = Node(node_id, record, item.create_revision, since, self._held_until.get(record.name, 0.0))
+        # Another process of the same name, which has lived all the while, is not held back.
+        held_until = known.held_until if known else self._held_until.get(record.name, 0.0)
+        self.nodes[node_id] = Node(node_id, record, item.create_revision, since, held_until)
 
     def _remove(self, node_id: str, cause: str, now: float) -> None:
         node = self.nodes.pop(node_id, None)

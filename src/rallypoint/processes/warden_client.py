@@ -10,6 +10,7 @@ import _socket  # see frames
 import os
 import select
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -83,7 +84,11 @@ class WardenClient:
 
     @classmethod
     def start(cls) -> WardenClient:
-        return cls(*start_warden())
+        sock, pid = start_warden()
+        file_limit = sys.modules.get("rallypoint.processes.file_limit")
+        if file_limit is not None:  # only the host of a job's store has ever loaded it
+            file_limit.restore_for(pid)
+        return cls(sock, pid)
 
     def fileno(self) -> int:
         return self._sock.fileno()

@@ -168,6 +168,8 @@ class Driver:
                 return self._end_session(participant, str(error))
             except UnreachableError:
                 is_busy = False
+                if self._is_stopped:
+                    return False  # nobody there to say goodbye to
             except CompactedError:
                 participant.look_again()
                 is_busy = True

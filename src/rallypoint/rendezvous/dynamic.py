@@ -15,19 +15,18 @@ from rallypoint.core import agent as machine
 from rallypoint.core import job_records as job
 from rallypoint.core import news
 from rallypoint.core.failure_reports import NodeReport, WorkerFailure
-from rallypoint.core.generation import Policy
-from rallypoint.core.participant import Joining, Participant
+from rallypoint.core.participant import Participant
 from rallypoint.core.ranks import WorkerRanks
-from rallypoint.core.restarts import RestartPolicy
 from rallypoint.errors import RendezvousConnectionError, RendezvousError
 from rallypoint.rendezvous import endings
 from rallypoint.rendezvous.coordinated import CoordinatedHandler, Introduction
 from rallypoint.rendezvous.driver import Driver, Fenced, Lost, Patience
 from rallypoint.rendezvous.endpoint import get_free_port
 from rallypoint.rendezvous.handler import RendezvousInfo, RendezvousParameters, RendezvousStoreInfo
+from rallypoint.rendezvous.joining import Identity, lease_s, make_joining
 from rallypoint.rendezvous.meeting_place import MeetingPlace
 from rallypoint.rendezvous.rank_hint import find_rank_hint, stable_name
-from rallypoint.rendezvous.settings import Settings, agreed, mismatch
+from rallypoint.rendezvous.settings import Settings
 from rallypoint.rendezvous.waiting import wait_for_any
 from rallypoint.store.coordination import Coordination
 from rallypoint.store.shared_store import SharedStore
@@ -36,8 +35,6 @@ __all__ = ["DynamicRendezvous"]
 
 REFUSAL_TIMEOUT_S = 3.0
 LEAVE_TIMEOUT_S = 5.0
-READY_MARGIN_S = 5.0
-NODES_PER_KEEPALIVE_SECOND = 1000
 
 
 class DynamicRendezvous(CoordinatedHandler):
@@ -54,9 +51,11 @@ class DynamicRendezvous(CoordinatedHandler):
         self._has_asked = False
         self._seated: news.Seated | None = None
         self._is_over = False  # the generation in which we sat
+        self._is_done = False  # our workers of it have all succeeded
         self._closed: job.Closed | None = None
         self._lost: Exception | None = None
         self._sessions = 0
+        self._store: SharedStore | None = None
 
     # As torch's handlers.
 
@@ -149,7 +148,7 @@ class DynamicRendezvous(CoordinatedHandler):
         self._tell(lambda participant: participant.failed(told))
 
     def report_done(self) -> None:
-        self._is_over = True
+        self._is_over = self._is_done = True
         self._tell(Participant.done)
 
     def depart(self, why: str) -> None:
@@ -165,13 +164,23 @@ class DynamicRendezvous(CoordinatedHandler):
         driver, self._driver = self._driver, None
         if driver is None:
             return
-        if failure and self._closed is None:
-            driver.tell(lambda participant: participant.close("failed", f"{self.name}: {failure}"[:500]))
+        if self._closed is None:
+            self._say_how_it_ends(driver, failure)
+        self._close_store()
         driver.tell(Participant.leave)
         if not driver.stop(LEAVE_TIMEOUT_S):
             report.warn(f"the coordination store did not answer within {LEAVE_TIMEOUT_S:g} s; leaving without a word")
-        self._place.close(self._settings.close_timeout_s)
+        stays_for_others = self._closed is None and self._is_done
+        self._place.close(float("inf") if stays_for_others else self._settings.close_timeout_s)
         driver.close()
+
+    def _say_how_it_ends(self, driver: Driver, failure: str) -> None:
+        """A failure of ours ends the job. The end of the host ends it too, unless that is done and stays for the others."""
+        if failure and self._seated is not None:  # who was refused must not end a job of others
+            driver.tell(lambda participant: participant.close("failed", f"{self.name}: {failure}"[:500]))
+        elif self._place.is_host and not self._is_done:
+            why = f"{self.name}, which hosts the coordination store, has ended"
+            driver.tell(lambda participant: participant.close("host_left", why))
 
     def end_error(self) -> Exception | None:
         return endings.error(self._closed)
@@ -201,15 +210,22 @@ class DynamicRendezvous(CoordinatedHandler):
         if any(isinstance(one, news.Stop) and one.generation == seated.seat.generation for one in driver.peek()):
             driver.ready(get_free_port())
             return None
-        self._seated, self._has_asked, self._is_over = seated, False, False
+        self._seated, self._has_asked, self._is_over, self._is_done = seated, False, False, False
         seat, generation = seated.seat, seated.generation
         report.info(
             f"generation {generation.number}: this node is {seat.group_rank} of {seat.group_world_size},"
             f" {seat.world_size} workers in all; {generation.why}"
         )
         where = RendezvousStoreInfo(generation.master_addr, generation.master_port)
-        store = SharedStore(self._place.new_connection, f"data/{generation.number}.{generation.attempt}/")
-        return RendezvousInfo(store, seat.group_rank, seat.group_world_size, where)
+        self._close_store()
+        self._store = SharedStore(self._place.new_connection, f"data/{generation.number}.{generation.attempt}/")
+        return RendezvousInfo(self._store, seat.group_rank, seat.group_world_size, where)
+
+    def _close_store(self) -> None:
+        """That of an older generation, or at the end; it has a connection only if somebody has used it."""
+        if self._store is not None:
+            self._store.close()
+            self._store = None
 
     def _lost_error(self, error: Exception) -> Exception:
         return error if isinstance(error, RendezvousError) else RendezvousConnectionError(str(error))
@@ -242,44 +258,7 @@ class DynamicRendezvous(CoordinatedHandler):
         if engine is None:
             return None
         self._sessions += 1
-        lease = engine.grant(self._lease_s(), time.monotonic() + settings.store_timeout_s)
+        lease = engine.grant(lease_s(settings, self._params.max_nodes), time.monotonic() + settings.store_timeout_s)
         address = self._params.local_addr or self._place.advertised_address(engine)
-        return engine, Participant(self._joining(lease, address))
-
-    def _lease_s(self) -> float:
-        """Many nodes speak less often, so that the store's host is not kept busy by keepalives alone."""
-        interval_s = max(self._settings.keep_alive_interval_s, self._params.max_nodes / NODES_PER_KEEPALIVE_SECOND)
-        return interval_s * self._settings.keep_alive_max_attempt
-
-    def _joining(self, lease: int, address: str) -> Joining:
-        settings, params, me = self._settings, self._params, self._introduction
-        hint = self._hint
-        record = job.NodeRecord(
-            name=self.name,
-            address=address,
-            port=0,
-            role=me.role,
-            workers=me.workers,
-            ready_after=job.NOT_READY,
-            rank_hint=hint.rank if hint else -1,
-            hint_is_explicit=hint.is_explicit if hint else False,
-        )
-        policy = Policy(
-            min_nodes=params.min_nodes,
-            max_nodes=params.max_nodes,
-            node_unit=settings.node_unit,
-            join_timeout_s=settings.join_timeout_s,
-            last_call_s=settings.last_call_timeout_s,
-            scale_up_window_s=settings.scale_up_window_s,
-            ready_timeout_s=me.shutdown_timeout_s + READY_MARGIN_S,
-        )
-        restarts = RestartPolicy(
-            max_restarts=me.max_restarts,
-            no_retry_exit_codes=settings.no_retry_exit_codes,
-            backoff_s=settings.restart_backoff_s,
-            max_backoff_s=settings.restart_backoff_max_s,
-            window_s=settings.restart_window_s,
-            max_membership_changes=settings.max_membership_changes,
-        )
-        shared = agreed(settings, params.min_nodes, params.max_nodes, me.max_restarts, me.role, me.entry_point, self.name)
-        return Joining(os.urandom(8).hex(), lease, record, shared, mismatch, policy, restarts)
+        me = Identity(self.name, self._hint, address, lease)
+        return engine, Participant(make_joining(self._params, settings, self._introduction, me))

@@ -23,5 +23,6 @@ def create_handler(params: RendezvousParameters) -> RendezvousHandler:
     settings = read_settings(params.config, os.environ)
     check_node_unit(settings, params.min_nodes, params.max_nodes)
     report.info(f"rendezvous of {params.min_nodes} to {params.max_nodes} nodes at {Endpoint(host, port)}: {describe(settings)}")
-    place = MeetingPlace(Endpoint(host, port), params.run_id, load_secret(settings, os.environ), settings)
+    secret = load_secret(settings, os.environ)
+    place = MeetingPlace(Endpoint(host, port), params.run_id, params.max_nodes, secret, settings)
     return DynamicRendezvous(params, settings, place)

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 
 from rallypoint import report
+from rallypoint.processes.file_limit import make_room
 from rallypoint.records import Value
 from rallypoint.rendezvous.settings import Settings
 from rallypoint.store.client import EmbeddedCoordination
@@ -19,7 +20,10 @@ from rallypoint.store.server import CoordinationServer
 
 __all__ = ["Endpoint", "MeetingPlace"]
 
-SLICE_S = 1.0  # after each we look whether we are still wanted, and whether we could be the host
+FILES_PER_NODE = 2  # a node's own connection, and one for the store that members share
+SPARE_FILES = 256
+QUIET_LINGER_S = 2.0
+SLICE_S = 0.5  # after each we look whether we are still wanted, and whether we could be the host
 PROGRESS_INTERVAL_S = 10.0
 
 
@@ -34,10 +38,11 @@ class Endpoint(Value):
 class MeetingPlace:
     """The store of one job, as one node finds it."""
 
-    def __init__(self, endpoint: Endpoint, run_id: str, secret: bytes | None, settings: Settings) -> None:
+    def __init__(self, endpoint: Endpoint, run_id: str, max_nodes: int, secret: bytes | None, settings: Settings) -> None:
         self.endpoint = endpoint
         self.server: CoordinationServer | None = None
         self._run_id = run_id
+        self._max_nodes = max_nodes
         self._secret = secret
         self._settings = settings
         self._identity = ""
@@ -106,6 +111,7 @@ class MeetingPlace:
             raise UnreachableError(f"the endpoint {self.endpoint} cannot be found: {error}") from error
         if listeners is None:
             return
+        make_room(SPARE_FILES + FILES_PER_NODE * self._max_nodes)
         self.server = CoordinationServer(listeners, self._run_id, self._secret)
         self.server.start()
         report.info(f"this node hosts the coordination store at {self.endpoint}")
@@ -146,6 +152,8 @@ class MeetingPlace:
         server, self.server = self.server, None
         if server is None:
             return
+        if not server.wait_until_alone(time.monotonic() + QUIET_LINGER_S, except_for=0):
+            report.info("staying for the other nodes, whose coordination store is here")
         if not server.wait_until_alone(time.monotonic() + close_timeout_s, except_for=0):
             report.warn(f"other nodes were still connected {close_timeout_s:g} s after the end; the store is closed")
         server.stop(0.0)

@@ -39,6 +39,7 @@ class Connection:
         self.session = session
         self.accepted_at = accepted_at
         self.is_welcome = False
+        self.is_closed = False
         self.inbox = Inbox()
         self.polled_events = select.EPOLLIN  # what the server has asked the kernel to tell it
         self.accounted_bytes = 0  # how much of `held_bytes` the server has counted
@@ -148,4 +149,5 @@ class Connection:
             self._bodies.popleft()
 
     def close(self) -> None:
+        self.is_closed = True
         self._socket.close()

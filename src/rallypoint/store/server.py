@@ -38,6 +38,7 @@ class CoordinationServer:
         self._loop = ServingLoop(sockets, StoreService(Keyspace()), make_handshake, self.incarnation, clock, self._notify)
         self._thread = threading.Thread(target=self._run, name="rallypoint-store", daemon=True)
         self._farewell: str | None = None
+        self._is_closed = False
 
     def start(self) -> None:
         self._thread.start()
@@ -59,9 +60,9 @@ class CoordinationServer:
         self.wait_until_alone(self._clock() + linger_s, except_for=0)
         self._farewell = reason
         if self._thread.ident is None:
-            self._loop.close()
+            self._close()
         else:
-            self._loop.wake()
+            self._wake()
             self._thread.join()
 
     def _run(self) -> None:
@@ -70,6 +71,16 @@ class CoordinationServer:
                 self._loop.turn()
             self._loop.say_farewell(self._farewell)
         finally:
+            self._close()
+
+    def _wake(self) -> None:
+        with self._fewer:
+            if not self._is_closed:
+                self._loop.wake()
+
+    def _close(self) -> None:
+        with self._fewer:
+            self._is_closed = True
             self._loop.close()
 
     def _notify(self) -> None:

@@ -164,8 +164,9 @@ class ServingLoop:
 
     def _end(self, connection: Connection, reason: str, now: float) -> None:
         """Close it; without a `reason` where that is nothing to report."""
-        if self._connections.pop(connection.fd, None) is None:
+        if connection.is_closed:  # and its number may be that of another by now
             return
+        del self._connections[connection.fd]
         was_stranger = self._strangers.pop(connection.fd, None) is not None
         self._held_bytes -= connection.accounted_bytes
         self._service.leave(connection, now)
@@ -210,6 +211,8 @@ class ServingLoop:
         connection.send(answer)
 
     def _account(self, connection: Connection, now: float) -> None:
+        if connection.is_closed:
+            return
         held = connection.held_bytes
         self._held_bytes += held - connection.accounted_bytes
         connection.accounted_bytes = held
@@ -220,7 +223,7 @@ class ServingLoop:
         touched = self._service.touched
         while touched:
             connection = touched.pop()
-            if connection.fd in self._connections:
+            if not connection.is_closed:
                 self._flush(connection, now)
 
     def _flush(self, connection: Connection, now: float) -> None:
@@ -231,8 +234,10 @@ class ServingLoop:
             return
         if connection.inbox and not connection.is_busy:
             self._serve(connection, now)  # it had to wait for the answer that is out now
+        if connection.is_closed:
+            return
         wanted = (0 if connection.is_busy else select.EPOLLIN) | (select.EPOLLOUT if connection.has_output else 0)
-        if wanted != connection.polled_events and connection.fd in self._connections:
+        if wanted != connection.polled_events:
             self._poll.modify(connection.fd, wanted)
             connection.polled_events = wanted
         self._account(connection, now)
