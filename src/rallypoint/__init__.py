@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from rallypoint.agent import ElasticAgent, SimpleElasticAgent
     from rallypoint.config import LaunchConfig
     from rallypoint.errors import (
+        JobFailedError,
         RallypointError,
         RendezvousClosedError,
         RendezvousConnectionError,
@@ -37,6 +38,7 @@ _HOMES = {
     "agent": ("ElasticAgent", "SimpleElasticAgent"),
     "config": ("LaunchConfig",),
     "errors": (
+        "JobFailedError",
         "RallypointError",
         "RendezvousClosedError",
         "RendezvousConnectionError",

@@ -53,9 +53,7 @@ class AgentPeers:
     def _meet(self, peers: CoordinatedHandler) -> RendezvousInfo:
         spec = self._worker_group.spec
         entry_point = spec.get_entrypoint_name()
-        peers.introduce(
-            Introduction(spec.role, spec.local_world_size, spec.max_restarts, entry_point, self._shutdown_timeout)
-        )
+        peers.introduce(Introduction(spec.role, spec.local_world_size, spec.max_restarts, entry_point, self._shutdown_timeout))
         while (info := peers.poll_rendezvous()) is None:
             wait_readable([peers.wakeup_fd(), inbox.fileno()], None)
             inbox.raise_pending()

@@ -139,6 +139,8 @@ def _raise_failures(name: str, result: RunResult, handler: RendezvousHandler) ->
         report.warn(line)
     if isinstance(handler, CoordinatedHandler) and not result.failures:
         raise verdict or JobFailedError("the lines before this one say why", [], None)
+    if verdict is not None:
+        report.warn(str(verdict))  # why there was no other attempt; what follows is about our own workers
     from rallypoint.processes.failures import ChildFailedError
 
     error = ChildFailedError(name=name, failures=result.failures)

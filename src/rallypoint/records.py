@@ -126,6 +126,9 @@ class _Fields:  # noqa: PLW1641  # Value defines it; a Record is no key
             setattr(cls, name, value)
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
+        if not kwargs and len(args) == len(self._positional) == len(self._fields):  # the usual way, a third of the time
+            self.__dict__.update(zip(self._positional, args, strict=True))
+            return
         values = {**self._constants, **dict(zip(self._positional, args, strict=False)), **kwargs}
         for name, one in self._fields.items():
             if name not in values and one.factory is not None:

@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -308,7 +309,8 @@ def test_the_job_rules_on_restarts_and_the_agent_counts_with_it(
     peers = make_peers()
     peers.on["done"] = lambda: peers.say(ALL_DONE)
     peers.on["failure"] = lambda: setattr(peers, "restarts", 5)
-    script = f"echo $TORCHELASTIC_RESTART_COUNT >> {tmp_path}/counts; test -e {tmp_path}/failed || {{ touch {tmp_path}/failed; exit 1; }}"
+    count = f"echo $TORCHELASTIC_RESTART_COUNT >> {tmp_path}/counts"
+    script = f"{count}; test -e {tmp_path}/failed || {{ touch {tmp_path}/failed; exit 1; }}"
     agent = make_agent(peers, script, max_restarts=0)
     assert not agent.run().is_failed()
     assert (tmp_path / "counts").read_text() == "0\n5\n"
@@ -470,9 +472,7 @@ def test_a_job_that_failed_elsewhere_is_told_by_the_verdict_alone(
     assert ("leave", "") in peers.told
 
 
-def test_an_end_without_a_verdict_has_its_reason(
-    make_peers: MakePeers, launch: Launch, tmp_path: Path, said: list[str]
-) -> None:
+def test_an_end_without_a_verdict_has_its_reason(make_peers: MakePeers, launch: Launch, tmp_path: Path, said: list[str]) -> None:
     refused = machine.JobEnded("failed", "another node has this rank")
     peers = make_peers()
     with when((tmp_path / "pid").exists, lambda: peers.say(refused)), pytest.raises(JobFailedError):
@@ -517,7 +517,9 @@ def test_a_signal_ends_the_exit_barrier(make_peers: MakePeers, launch: Launch) -
     assert peers.names()[-3:] == ["done", "depart", "leave"]
 
 
-def test_an_error_that_only_we_know_of_ends_the_job_with_its_reason(make_peers: MakePeers, launch: Launch, tmp_path: Path) -> None:
+def test_an_error_that_only_we_know_of_ends_the_job_with_its_reason(
+    make_peers: MakePeers, launch: Launch, tmp_path: Path
+) -> None:
     """Else the others would wait for a node that can never start its workers."""
     peers = make_peers()
     with pytest.raises(WorkerStartError):
@@ -563,7 +565,7 @@ def test_the_pause_grows_from_the_second_restart_on(make_agent: MakeAgent, tmp_p
     script = f"date +%s.%N >> {tmp_path}/starts; exit 1"
     assert run_alone(make_agent, script, RestartPolicy(3, backoff_s=0.3)).is_failed()
     starts = [float(line) for line in (tmp_path / "starts").read_text().split()]
-    pauses = [after - before for before, after in zip(starts, starts[1:])]
+    pauses = [after - before for before, after in pairwise(starts)]
     assert pauses[1] >= 0.3
     assert pauses[2] >= 0.6
     assert pauses[0] < pauses[2]

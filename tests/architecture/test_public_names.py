@@ -12,6 +12,7 @@ PUBLIC_NAMES = [
     "DefaultLogsSpecs",
     "ElasticAgent",
     "ErrorHandler",
+    "JobFailedError",
     "LaunchConfig",
     "LocalElasticAgent",
     "LogsDest",

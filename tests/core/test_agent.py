@@ -190,7 +190,10 @@ def test_what_a_node_learns_at_the_rendezvous_is_in_the_state_and_in_the_words()
 @pytest.mark.parametrize(
     ("seen", "words"),
     [
-        (Failed("rank 3 (pid 9) failed: boom", AGAIN), "rank 3 (pid 9) failed: boom; restarting all workers (restart 1 of 3, after"),
+        (
+            Failed("rank 3 (pid 9) failed: boom", AGAIN),
+            "rank 3 (pid 9) failed: boom; restarting all workers (restart 1 of 3, after",
+        ),
         (Failed("boom", GIVE_UP), "boom; all 3 restart(s) are used up"),
         (Failed("boom", None), "boom; the workers of all nodes are stopped"),
         (PeersWaiting(4), "4 node(s) wait to join"),
@@ -435,9 +438,7 @@ class Shell:
 
 @settings(deadline=None)
 @given(st.data(), st.integers(0, 4), st.booleans())
-def test_an_honest_shell_always_comes_to_an_end_within_its_budget(
-    data: st.DataObject, max_restarts: int, is_alone: bool
-) -> None:
+def test_an_honest_shell_always_comes_to_an_end_within_its_budget(data: st.DataObject, max_restarts: int, is_alone: bool) -> None:
     """Alone, the agent keeps the budget; among others it spends nothing by itself, and the job ends the run."""
     shell = Shell(data, max_restarts, is_alone)
     state, action = begin()

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from rallypoint import DefaultLogsSpecs, LocalElasticAgent, Std, WorkerSpec, WorkerState, start_processes
+from rallypoint.core.restarts import RestartPolicy
 from rallypoint.rendezvous.local import LocalRendezvous
 
 # What a worker may do: end well or badly, early or late, by a signal, deaf to signals, with children or daemons, talkative.
@@ -124,7 +125,8 @@ def agent_of(program: str, restarts: int, workers: int, log_dir: str | None) -> 
         args=("-c", program),
         max_restarts=restarts,
     )
-    return LocalElasticAgent(spec, DefaultLogsSpecs(log_dir, tee=Std.ALL if log_dir else Std.NONE), shutdown_timeout=0.02)
+    logs = DefaultLogsSpecs(log_dir, tee=Std.ALL if log_dir else Std.NONE)
+    return LocalElasticAgent(spec, logs, shutdown_timeout=0.02, restart_policy=RestartPolicy(restarts, backoff_s=0.0))
 
 
 # The last rank fails in each attempt but the last; the others wait, with children and with daemons, to be stopped.

@@ -112,7 +112,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 def test_the_last_words_of_fifty_killed_workers(rallyrun: Any, script: Any, tmp_path: Path):
     """P34: a line without an end, written right before SIGKILL, reaches console and file, fifty times out of fifty."""
     attempts = 50
-    flags = ["--standalone", "--max-restarts", attempts - 1, "--tee", "3", "--log-dir", "logs"]
+    flags = ["--standalone", "--max-restarts", attempts - 1, "--restart-backoff", 0, "--tee", "3", "--log-dir", "logs"]
     ended = rallyrun([*map(str, flags), script(LAST_WORDS)])
     assert ended.returncode == 1
     for stream, text in (("out", ended.stdout), ("err", ended.stderr)):

@@ -198,7 +198,7 @@ def test_ctrl_c_while_running(start_rallyrun: Any, script: Any, numbers: Any, tm
 def test_ctrl_c_during_restarts(start_rallyrun: Any, numbers: Any, marked: Any, wait_until: Any):
     """P20: a group that fails and is restarted over and over ends on Ctrl-C at any moment of it, and is not started again."""
     program = 'if [ $RANK = 0 ]; then echo "attempt $TORCHELASTIC_RESTART_COUNT"; exit 1; else exec sleep 60; fi'
-    flags = ["--standalone", "--nproc-per-node", "3", "--max-restarts", "1000", "--no-python"]
+    flags = ["--standalone", "--nproc-per-node", "3", "--max-restarts", "1000", "--restart-backoff", "0", "--no-python"]
     dice = random.Random(21)
     for _ in range(20):
         job = start_rallyrun([*flags, "sh", "-c", program])

@@ -69,6 +69,11 @@ class Agent:
     def node_id(self) -> str:
         return f"{self.name}.{self._sessions}"
 
+    def well_since(self) -> float:
+        """Since when nothing has been wrong with its process and its link."""
+        is_ill = self.is_paused or self.link.cut_up or self.link.cut_down
+        return self.world.now if is_ill else max(self.started_at, self.excused_until, self.link.healed_at)
+
     # Being stopped for a while.
 
     def is_awake(self, act: Callable[..., None], *args: object) -> bool:
@@ -265,6 +270,8 @@ class Agent:
         if not self.is_alive:
             return
         self.world.note(self.name, "crashes with its machine" if with_machine else "is killed")
+        if self.is_paused:
+            self.excused_until = self.world.now + WARDEN_S + 1e-6
         self.is_alive, self.is_paused = False, False
         self.why = "killed"
         self._group += 1

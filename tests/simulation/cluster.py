@@ -62,6 +62,7 @@ class Cluster:
             delay_s = 0.0 if index == 0 else self.world.between(0.0, 1.5)
             self.world.after(delay_s, self._start, index, f"node{index}", None)
         self.faults = Faults(self)
+        self.oracle.notice = self.faults.notice
         self.world.at(self.setup.heal_at, self.faults.heal)
 
     # Starting agents.
@@ -114,7 +115,7 @@ class Cluster:
         died_at = self.oracle.store_died_at
         if died_at is not None:
             limit_s = SILENT_STORE_LOSS_S if self.oracle.is_store_silent else STORE_LOSS_S
-            late = [one.name for one in self.agents if one.is_alive and self.world.now > max(died_at, one.started_at) + limit_s]
+            late = [one.name for one in self.agents if one.is_alive and self.world.now > max(died_at, one.well_since()) + limit_s]
             if late:
                 raise Violation(f"the store has been gone for {limit_s} s, and {', '.join(late)} have not ended")
         return self.is_over()

@@ -7,7 +7,7 @@ nothing, and that knows no other sign of death than silence.
 
 from __future__ import annotations
 
-from rallypoint.core.coordination import Event, Read, Transaction
+from rallypoint.core.coordination import Read, Transaction, Watch
 from rallypoint.core.keyspace import Keyspace, UnknownLease
 from tests.simulation.network import FIN, Connection, Link
 from tests.simulation.world import Clock, World
@@ -172,19 +172,20 @@ class Engine:
             except UnknownLease:
                 connection.send_down(("lost", number))
                 return
-            connection.send_down(("reply", number, answer))
+            connection.send_down(("reply", number, answer, request))
         elif isinstance(request, Read):
-            connection.send_down(("reply", number, self.keyspace.read(request.prefix)))
+            connection.send_down(("reply", number, self.keyspace.read(request.prefix), request))
         else:
-            self._watch(connection, number, request.prefix, request.from_revision)
+            self._watch(connection, number, request)
 
-    def _watch(self, connection: Connection, number: int, prefix: str, from_revision: int) -> None:
+    def _watch(self, connection: Connection, number: int, request: Watch) -> None:
         """What has happened goes out first; what happens from now on comes with what everybody is told."""
         self._tell()
-        past: list[Event] = self.keyspace.changes(prefix, from_revision)
+        prefix = request.prefix
+        past = self.keyspace.changes(prefix, request.from_revision)
         self._watchers[prefix][connection] = None
         connection.prefixes.add(prefix)
-        connection.send_down(("reply", number, None), is_event=True)
+        connection.send_down(("reply", number, None, request), is_event=True)
         connection.send_down(("past", prefix, self.keyspace.revision, past), is_event=True)
 
     def _resume(self, connection: Connection, lease: int, sent_at: float, now: float) -> None:

@@ -11,39 +11,70 @@ if TYPE_CHECKING:
 __all__ = ["Faults"]
 
 ECHO = "Connection reset by peer"
+LOST = ("", "", "down/generation", "seats/", "down/signal/", "down/leader", "up/done/", "up/nodes/", "down/closed")
+SCENES = ("generation", "signal", "leader", "done", "gone", "ready", "seat", "started")
 
 
 class Faults:
-    """Plans all faults of a run, and does them."""
+    """Plans all faults of a run, and does them.
+
+    Half of them come at any time; some follow another closely, often at the same agent; and some lie in *ambush* until the store shows
+    something of interest, and strike then, which is when a protocol is most easily hurt.
+    """
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster, self.world, self.setup = cluster, cluster.world, cluster.setup
-        world, setup = self.world, self.setup
         kinds = [
             (self.fail_workers, 4), (self.kill, 2), (self.crash, 1), (self.stop, 2), (self.cut, 4), (self.reset, 2), (self.slow, 1),
-            (self.pause_store, 1), (self.terminate, 1), (self.join, 2), (self.lose_reply, 2), (self.cut_many, 1),
+            (self.pause_store, 1), (self.terminate, 1), (self.join, 2), (self.lose_reply, 3), (self.cut_many, 1),
         ]  # fmt: skip
         self._kinds = [kind for kind, weight in kinds for _ in range(weight)]
+        self._ambushes: list[str] = []
+        self._victim: Agent | None = None
+        self._plan()
+
+    def _plan(self) -> None:
+        world, setup = self.world, self.setup
         for _ in range(setup.faults):
-            world.at(world.between(0.5, setup.work_until), self._strike)
+            at = world.between(0.5, setup.work_until)
+            world.at(at, self._strike)
+            if world.chance(0.3):
+                world.at(at + world.log_between(0.001, 1.0), self._strike, True)
+        for _ in range(setup.ambushes):
+            world.at(world.between(0.5, setup.work_until), self._lie_in_ambush)
         for _ in range(setup.late_faults):
             world.at(world.between(setup.work_until, setup.heal_at), self._strike)
         if setup.loses_host:
             world.at(world.between(2.0, setup.heal_at), self.lose_host)
 
-    def _strike(self) -> None:
+    def _strike(self, is_sequel: bool = False) -> None:
+        if not is_sequel or self.world.chance(0.4):
+            self._victim = None
         kind = self.world.choice(self._kinds)
         self.world.tally["faults"] += 1
         self.world.tally[f"fault: {kind.__name__}"] += 1
         kind()
 
+    def _lie_in_ambush(self) -> None:
+        self._ambushes.append(self.world.choice(SCENES))
+
+    def notice(self, scene: str) -> None:
+        """The store shows this; whoever waited for it strikes now, or very soon."""
+        if scene in self._ambushes and self.world.now < self.setup.heal_at - 1.0:
+            self._ambushes.remove(scene)
+            self.world.after(self.world.log_between(1e-4, 0.3), self._strike)
+
     def _someone(self) -> Agent | None:
         """A living agent other than the store's host, the leader more often than chance would have it."""
+        if self._victim is not None and self._victim.is_alive:
+            return self._victim
         living = [one for one in self.cluster.agents if one.is_alive and not one.is_host]
         leaders = [one for one in living if one.driver.participant is not None and one.driver.participant.leader is not None]
         if leaders and self.world.chance(0.3):
-            return leaders[0]
-        return self.world.choice(living) if living else None
+            self._victim = leaders[0]
+        else:
+            self._victim = self.world.choice(living) if living else None
+        return self._victim
 
     # Programs.
 
@@ -51,7 +82,7 @@ class Faults:
         running = [one for one in self.cluster.agents if one.runs]
         if not running:
             return
-        first = self.world.choice(running)
+        first = self._victim if self._victim in running else self.world.choice(running)
         code = self.world.choice((1, 1, 7, -9, -11, 42 if self.world.chance(0.1) else 1))
         first.fail(first.group, code, "ValueError: bad luck")
         if self.world.chance(0.5):
@@ -76,7 +107,9 @@ class Faults:
         living = [one for one in self.cluster.agents if one.is_alive]
         if not living:
             return
-        agent, seconds = self.world.choice(living), self.world.log_between(0.1, 10.0)
+        agent, seconds = self._victim or self.world.choice(living), self.world.log_between(0.1, 10.0)
+        if not agent.is_alive or agent.is_paused:
+            return
         self.world.note(agent.name, "is stopped", round(seconds, 3))
         agent.pause()
         if agent.is_host:
@@ -120,19 +153,29 @@ class Faults:
         up, down = self.world.choice(((True, True), (True, False), (False, True)))
         self.world.note(agent.name, "is cut off", (up, down, round(seconds, 3)))
         agent.link.cut(up, down)
-        self.world.after(seconds, agent.link.heal)
+        self._hurt_workers(agent)
+        self.world.after(seconds, self._mend, agent)
+
+    def _mend(self, agent: Agent) -> None:
+        agent.link.heal(self.world.now)
 
     def reset(self) -> None:
         agent = self._someone()
         if agent is not None and agent.driver.connection is not None:
             self.world.note(agent.name, "gets a reset")
             agent.driver.connection.reset()
+            self._hurt_workers(agent)
+
+    def _hurt_workers(self, agent: Agent) -> None:
+        """What hits the network hits the workers too, often enough."""
+        if self.world.chance(0.3):
+            self.world.after(self.world.log_between(0.001, 1.0), agent.fail, agent.group, 1, ECHO)
 
     def lose_reply(self) -> None:
-        """The store does what it is asked next, but the answer does not come."""
+        """The store does what it is asked next, or what it is asked next about these keys; but the answer does not come."""
         agent = self._someone()
         if agent is not None and agent.driver.connection is not None:
-            agent.driver.connection.loses_next_reply = True
+            agent.driver.connection.loses_reply_about = self.world.choice(LOST)
 
     def slow(self) -> None:
         if (agent := self._someone()) is not None:
@@ -151,7 +194,7 @@ class Faults:
         self.cluster.engine.back()
         for agent in self.cluster.agents:
             agent.link.slow_s = 0.0
-            agent.link.heal()
+            agent.link.heal(self.world.now)
             if agent.driver.connection is not None:
-                agent.driver.connection.loses_next_reply = False
+                agent.driver.connection.loses_reply_about = None
             agent.resume()

@@ -7,6 +7,8 @@ that a fence cannot make good.
 
 from __future__ import annotations
 
+from rallypoint.core.coordination import Request, Transaction
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from tests.simulation.driver import Driver
@@ -23,14 +25,14 @@ SPIKE = 0.998  # one message in 500 is late by seconds
 class Link:
     """How one machine reaches the store."""
 
-    __slots__ = ("base_s", "connections", "cut_down", "cut_up", "is_dead", "is_local", "slow_s")
+    __slots__ = ("base_s", "connections", "cut_down", "cut_up", "healed_at", "is_dead", "is_local", "slow_s")
 
     def __init__(self, base_s: float, is_local: bool = False) -> None:
         self.base_s = base_s
         self.is_local = is_local
         self.cut_up = self.cut_down = False
         self.is_dead = False  # the machine has crashed: nothing comes from it any more
-        self.slow_s = 0.0
+        self.slow_s = self.healed_at = 0.0
         self.connections: list[Connection] = []
 
     def latency_s(self, world: World) -> float:
@@ -46,8 +48,9 @@ class Link:
         if not self.is_local:
             self.cut_up, self.cut_down = self.cut_up or up, self.cut_down or down
 
-    def heal(self) -> None:
+    def heal(self, now: float) -> None:
         self.cut_up = self.cut_down = False
+        self.healed_at = now
         waiting, self.connections = self.connections, [one for one in self.connections if one.client_open and one.server_open]
         for connection in waiting:
             connection.flush()
@@ -57,7 +60,7 @@ class Connection:
     """Both ends of one connection. `session` and `prefixes` are the server's, of whom it serves and what that one watches."""
 
     __slots__ = (
-        "client_open", "down_free", "driver", "engine", "held_down", "held_up", "link", "loses_next_reply", "prefixes",
+        "client_open", "down_free", "driver", "engine", "held_down", "held_up", "link", "loses_reply_about", "prefixes",
         "server_open", "session", "up_free", "watch_free", "world",
     )  # fmt: skip
 
@@ -69,7 +72,7 @@ class Connection:
         self.held_down: list[tuple[object, ...]] = []
         self.session: Session | None = None
         self.prefixes: set[str] = set()
-        self.loses_next_reply = False
+        self.loses_reply_about: str | None = None
         link.connections.append(self)
 
     # From the client to the server.
@@ -94,7 +97,8 @@ class Connection:
     # From the server to the client.
 
     def send_down(self, message: tuple[object, ...], is_event: bool = False) -> None:
-        if self.loses_next_reply and message[0] == "reply":
+        if self.loses_reply_about is not None and message[0] == "reply" and _is_about(message[3], self.loses_reply_about):
+            self.world.note(self.driver.agent.name, "loses a reply", message[3])
             self.world.tally["replies lost"] += 1
             self.reset()
             return
@@ -126,7 +130,7 @@ class Connection:
 
     def reset(self) -> None:
         """Something between the two ends it."""
-        self.loses_next_reply = False
+        self.loses_reply_about = None
         world = self.world
         at_server = world.between(0.0, 1.0) * self.link.base_s + (world.between(0.0, 0.5) if world.chance(0.2) else 0.0)
         at_client = world.between(0.0, at_server + NOTICE_S)
@@ -149,3 +153,10 @@ class Connection:
         held, self.held_down = self.held_down, []
         for message in held:
             self.send_down(message, message[0] == "events")
+
+
+def _is_about(request: Request, prefix: str) -> bool:
+    """Whether a request touches a key that begins so."""
+    if not isinstance(request, Transaction):
+        return not prefix
+    return any(operation.key.startswith(prefix) for operation in (*request.then, *request.otherwise))

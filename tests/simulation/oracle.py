@@ -5,6 +5,8 @@ It sees everything at once: the store as it is, and which workers really run, wh
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from rallypoint.core import job_records as job
 from rallypoint.core.coordination import Event, Item, Put
 from rallypoint.core.keyspace import Keyspace
@@ -36,6 +38,7 @@ class Oracle:
         self.closed: job.Closed | None = None
         self.store_died_at: float | None = None
         self.is_store_silent = False
+        self.notice: Callable[[str], None] = lambda scene: None  # who wants to know what happens
 
     # What the store shows.
 
@@ -44,19 +47,26 @@ class Oracle:
             key, item = event.key, event.item
             if item is None:
                 if key.startswith("up/nodes/"):
+                    self.notice("gone")
                     self.world.note("store", "node gone", (key[9:], event.cause))
                     self.world.tally[f"nodes {event.cause}"] += 1
             elif key == job.GENERATION:
                 self._formed(item, keyspace)
+                self.notice("generation")
             elif key == job.CLOSED:
                 self._closed(item)
             elif key == job.LEADER:
                 self.world.note("store", "leader", item.value)
                 self.world.tally["leaders"] += 1
+                self.notice("leader")
             elif key.startswith("down/signal/"):
                 self._signalled(item)
+                self.notice("signal")
             elif key.startswith("up/done/"):
                 self.world.note("store", "done", key[8:])
+                self.notice("done")
+            elif key.startswith("up/nodes/"):
+                self.notice("ready")
 
     def _formed(self, item: Item, keyspace: Keyspace) -> None:
         generation = job.decode(job.Generation, item.value)
@@ -157,6 +167,7 @@ class Oracle:
 
     def seated(self, agent: Agent, seat: job.Seat, generation: job.Generation) -> None:
         self.world.note(agent.name, "has a seat", (seat.generation, seat.group_rank))
+        self.notice("seat")
         if self.generations.get(seat.generation) != generation or self.seats[seat.generation].get(agent.node_id) != seat:
             raise Violation(f"{agent.name} took {seat} of {generation}, which is not what was formed")
 
@@ -170,6 +181,7 @@ class Oracle:
 
     def workers_start(self, agent: Agent, generation: int) -> None:
         self.world.tally["worker groups"] += 1
+        self.notice("started")
         for other in self.agents:
             if other.workers and other is not agent and other.workers != generation:
                 if other.is_paused or self.world.now <= other.excused_until:

@@ -31,6 +31,7 @@ class Setup:
         self.work_until = world.between(46.0, 58.0)
         self.heal_at = max(LEAST_S, self.work_until + self.spread_s)
         self.faults = 10 + world.below(5)
+        self.ambushes = world.below(6)
         self.late_faults = world.below(4)
         self.loses_host = not self.is_replicated and world.chance(0.06)
         self.hints = world.choice(("none", "none", "none", "found", "explicit"))
@@ -42,7 +43,7 @@ class Setup:
         self.participant_class = Participant
 
     def _draw_policy(self, world: World) -> Policy:
-        least = 1 + world.below(self.nodes)
+        least = 1 + world.below(self.nodes - (0 if world.chance(0.2) else 2))
         unit = world.choice((1, 1, 1, 2))
         most = max(least, self.nodes + world.choice((-2, -1, 0, 0, 0, 2)), unit)
         return Policy(

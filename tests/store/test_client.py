@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from rallypoint.core.coordination import Event, Get, Put, Transaction
+from rallypoint.core.fence import Connection
 from rallypoint.store import held_lease, line
 from rallypoint.store.client import EmbeddedCoordination
 from rallypoint.store.coordination import LeaseLostError, RefusedError, StoreGoneError, UnreachableError
@@ -42,6 +43,28 @@ def events_until(client: EmbeddedCoordination, done: Callable[[list[Event]], obj
     return events
 
 
+@contextlib.contextmanager
+def held(server: CoordinationServer) -> Iterator[None]:
+    """The server does nothing, as on a machine that stands still; what is sent to it waits."""
+    is_over = threading.Event()
+    started = threading.Event()
+
+    def wait() -> list[Event]:
+        started.set()
+        is_over.wait(10)
+        return take_changes()
+
+    keyspace = server._loop._service._keyspace
+    take_changes, keyspace.take_changes = keyspace.take_changes, wait  # type: ignore[method-assign]
+    server._loop.wake()
+    assert started.wait(10)
+    try:
+        yield
+    finally:
+        keyspace.take_changes = take_changes  # type: ignore[method-assign]
+        is_over.set()
+
+
 class Cable:
     """The way between a client and a store, which can be cut, or fall silent."""
 
@@ -57,7 +80,8 @@ class Cable:
 
     def cut(self) -> None:
         """Both sides are told, as by a reset."""
-        self.sockets[-1].shutdown(socket.SHUT_RDWR)
+        with contextlib.suppress(OSError):  # it is being dialled just now
+            self.sockets[-1].shutdown(socket.SHUT_RDWR)
 
 
 @pytest.fixture
@@ -137,7 +161,7 @@ def test_somebody_who_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(line, "HANDSHAKE_S", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         client = EmbeddedCoordination("127.0.0.1", silent.getsockname()[1], "job", None)
-        with contextlib.closing(client), pytest.raises(UnreachableError, match="no answer within 0.1 s"):
+        with contextlib.closing(client), pytest.raises(UnreachableError, match=r"no answer within 0\.1 s"):
             client.connect(time.monotonic() + 0.3)
 
 
@@ -183,28 +207,21 @@ def test_p13_what_is_no_store_at_all_is_called_so(connect: Connect) -> None:
 def test_after_a_break_it_goes_on_where_it_was(
     start_server: Start, connect: Connect, wired: Wired, cable: Cable, soon: Soon
 ) -> None:
-    """Its lease lives, and of its watches nothing is missed and nothing comes twice."""
+    """Its lease is taken up before the store's grace is over, and until then it counts for little."""
     server = start_server()
     client, other = wired(server), connect(server)
     lease = client.grant(30, soon())
     client.transact(put("nodes/a", b"", lease), soon())
     client.watch("log/", 1, soon())
-    for number in range(60):
-        other.transact(Transaction((), (Put(f"log/{number:02}/a", b""), Put(f"log/{number:02}/b", b""))), soon())
-        if number % 10 == 5:
-            cable.cut()
-            with contextlib.suppress(UnreachableError):
-                client.take_events()
-            assert client.valid_until() <= time.monotonic() + held_lease.BROKEN_GRACE_S
-    # What was taken on the way was thrown away above, so only order and the end can be seen here.
-    last = events_until(client, lambda events: events and events[-1].key == "log/59/b")
-    assert [event.key for event in last] == sorted({event.key for event in last})
-    other.transact(put("log/99"), soon())
-    assert [event.key for event in events_until(client, len)] == ["log/99"]
+    cable.cut()
+    with pytest.raises(UnreachableError):
+        client.take_events()
+    assert client.valid_until() <= time.monotonic() + held_lease.BROKEN_GRACE_S
+    other.transact(put("log/a"), soon())
+    assert [event.key for event in events_until(client, len)] == ["log/a"]
     assert client.valid_until() > time.monotonic() + 5
-    assert [item.lease for item in other.read("nodes/", soon()).items] == [lease]
-    assert client.connection().unreachable_since is None
-    assert client.connection().trouble == ""
+    assert client.connection() == Connection(client.valid_until())
+    assert [(item.key, item.lease) for item in other.read("nodes/", soon()).items] == [("nodes/a", lease)]
 
 
 def test_no_event_is_lost_or_doubled_by_breaks(
@@ -227,13 +244,14 @@ def test_no_event_is_lost_or_doubled_by_breaks(
 def test_a_call_under_way_when_the_line_breaks_is_not_repeated(
     start_server: Start, wired: Wired, cable: Cable, soon: Soon
 ) -> None:
-    client = wired(start_server())
-    cable.cut()
-    with pytest.raises(UnreachableError, match="broke during a call|cannot be reached"):
-        client.transact(put("a"), soon())
-        client.transact(put("a"), soon())
-    found = client.transact(Transaction((), (Put("b", b""), Get("a"))), soon())
-    assert len(found.items) == 1
+    server = start_server()
+    client = wired(server)
+    with held(server):
+        threading.Timer(0.05, cable.cut).start()
+        with pytest.raises(UnreachableError, match=r"the connection to the store at .* broke during a call"):
+            client.transact(put("a"), soon())
+    (found,) = client.transact(Transaction((), (Put("b", b""), Get("a"))), soon()).items
+    assert found is None or found.mod_revision == found.create_revision
 
 
 def test_a_lease_that_ended_meanwhile_is_known_to_be_lost(
@@ -247,8 +265,9 @@ def test_a_lease_that_ended_meanwhile_is_known_to_be_lost(
     cable.cut()
     (gone,) = events_until(other, len)
     assert (gone.key, gone.cause) == ("nodes/a", "dropped")
-    with pytest.raises(UnreachableError):
-        client.take_events()
+    for _ in range(2):
+        with pytest.raises(UnreachableError):
+            client.take_events()
     assert client.connection().trouble == "network is unreachable"
     cable.is_down = False
     with pytest.raises(LeaseLostError):
@@ -268,22 +287,14 @@ def test_a_store_that_falls_silent_is_dialled_anew(
     client = wired(server)
     client.grant(0.6, soon())
     valid_until = client.valid_until()
-    real_turn, held = server._loop.turn, threading.Event()
-
-    def turn() -> None:
-        held.wait(10)
-        real_turn()
-
-    server._loop.turn = turn  # type: ignore[method-assign]
-    deadline = time.monotonic() + 5
-    while client.connection().unreachable_since is None:
-        assert time.monotonic() < deadline
-        with contextlib.suppress(UnreachableError):
-            client.take_events()
-        select.select([client.fileno()], [], [], max(0.0, min(0.05, client.wake_at() - time.monotonic())))
-    assert client.connection().trouble == "no answer for 0.6 s"
-    assert client.valid_until() <= max(valid_until + 0.6, time.monotonic())
-    held.set()
+    with held(server):
+        while client.connection().unreachable_since is None:
+            assert time.monotonic() < valid_until + 5
+            with contextlib.suppress(UnreachableError):
+                client.take_events()
+            select.select([client.fileno()], [], [], max(0.0, min(0.05, client.wake_at() - time.monotonic())))
+        assert client.connection().trouble == "no answer for 0.6 s"
+        assert client.valid_until() == valid_until
 
 
 def test_p16_another_store_at_the_same_address_is_the_end(start_server: Start, connect: Connect, soon: Soon) -> None:

@@ -135,3 +135,13 @@ def test_a_port_can_be_used_again_at_once_and_is_never_shared(listen: Open) -> N
     client.close()
     sockets[0].close()
     assert listen("127.0.0.1", port) is not None
+
+
+def test_what_is_accepted_sends_at_once_and_notices_a_peer_that_is_gone(listen: Open) -> None:
+    (sock,) = listen("127.0.0.1") or []
+    with socket.create_connection(listening.address_of(sock), timeout=5):
+        accepted, _ = sock.accept()
+        with accepted:
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+            assert accepted.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == listening.UNANSWERED_MS

@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rallypoint.core.coordination import Outcome, Transaction
+from rallypoint.store import shared_connection
 from rallypoint.store.barriers import barrier, synchronize
 from rallypoint.store.client import EmbeddedCoordination
 from rallypoint.store.coordination import Coordination, CoordinationError, RefusedError, UnreachableError
@@ -32,6 +33,7 @@ from rallypoint.testing.memory import MemoryCoordination, MemoryEngine
 Connect = Callable[[], Coordination]
 Make = Callable[..., SharedStore]
 Result = TypeVar("Result")
+Client = TypeVar("Client", bound=MemoryCoordination)
 PREFIX = "data/3.17/"
 
 
@@ -95,6 +97,24 @@ def at_once(count: int, work: Callable[[int], Result]) -> list[Result]:
     """What ``work(0)`` to ``work(count - 1)`` return, run beside each other."""
     with ThreadPoolExecutor(count) as pool:
         return list(pool.map(work, range(count)))
+
+
+def join(engine: MemoryEngine, client: Client) -> Client:
+    engine.clients.append(client)
+    return client
+
+
+class Watching(MemoryCoordination):
+    """Says when somebody waits, and can be cut off at that moment."""
+
+    def __init__(self, engine: MemoryEngine) -> None:
+        super().__init__(engine)
+        self.watches = threading.Event()
+
+    def watch(self, prefix: str, from_revision: int, deadline: float) -> None:
+        super().watch(prefix, from_revision, deadline)
+        self.disconnect()
+        self.watches.set()
 
 
 # --- one operation at a time -----------------------------------------------------------------------------------------------
@@ -301,26 +321,28 @@ def test_an_endless_timeout_is_taken(make: Make) -> None:
         assert waiting.result(20) == b"v"
 
 
-def test_a_waiter_that_was_told_too_little_looks_again() -> None:
-    """The engine remembers only the latest changes; who was cut off for longer must read."""
+@pytest.mark.parametrize("others", [0, 280], ids=["a little", "more than is remembered"])
+def test_a_wait_outlives_a_broken_connection(others: int) -> None:
+    """Whoever was cut off for so long that the engine has forgotten what happened looks again."""
     engine = MemoryEngine()
-    clients: list[MemoryCoordination] = []
-
-    def connect() -> Coordination:
-        clients.append(engine.connect())
-        return clients[-1]
-
-    with stores_on(connect) as make, stores_on(engine.connect) as make_other, ThreadPoolExecutor(1) as pool:
-        store, other = make(), make_other()
-        store.check(["k"])
-        waiting = pool.submit(store.get, "k")
-        clients[0].disconnect()
+    client = join(engine, Watching(engine))
+    with stores_on(lambda: client) as make, stores_on(engine.connect) as make_other, ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(make().get, "k")
+        assert client.watches.wait(20)
+        other = make_other()
         other.set("k", "v")
-        for number in range(70):  # more bytes than the history holds
-            for _ in range(4):
-                other.set(f"j{number % 2}", bytes(VALUE_BYTES))
-        clients[0].reconnect()
+        for _ in range(others):
+            other.set("j", bytes(VALUE_BYTES))
+        client.reconnect()
         assert waiting.result(20) == b"v"
+
+
+def test_a_wait_says_when_the_store_is_out_of_reach() -> None:
+    engine = MemoryEngine()
+    with stores_on(lambda: join(engine, Watching(engine))) as make:
+        store = make(timeout_s=0.05)
+        with pytest.raises(StoreTimeoutError, match=r"out of reach.*disconnected"):
+            store.get("k")
 
 
 # --- generations -----------------------------------------------------------------------------------------------------------
@@ -387,12 +409,11 @@ def add_in_a_process(store: SharedStore, times: int) -> None:
     store.close()
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_processes_that_were_forked_or_got_it_pickled_connect_anew(method: str) -> None:
+def test_processes_that_were_forked_connect_anew() -> None:
     with embedded_engine() as connect, stores_on(connect) as make:
         store = make()
         store.add("n", 1)  # so that there is a connection which a child must not use
-        context = multiprocessing.get_context(method)
+        context = multiprocessing.get_context("fork")
         processes = [context.Process(target=add_in_a_process, args=(store, 10), name=f"{number}") for number in range(2)]
         for process in processes:
             process.start()
@@ -415,11 +436,6 @@ def test_a_pickled_store_keeps_its_prefix_and_its_timeout() -> None:
 
 
 # --- broken connections ----------------------------------------------------------------------------------------------------
-
-
-def join(engine: MemoryEngine, client: MemoryCoordination) -> MemoryCoordination:
-    engine.clients.append(client)
-    return client
 
 
 class Unreliable(MemoryCoordination):
@@ -454,7 +470,8 @@ FAULTS = ["none", "none", "request lost", "answer lost", "request late", "late o
 def test_no_change_is_lost_or_done_twice_however_the_connection_breaks(faults: list[str]) -> None:
     engine = MemoryEngine()
     coming = iter([*faults, "late ones come"])
-    with stores_on(lambda: join(engine, Unreliable(engine, coming))) as make:
+    with pytest.MonkeyPatch.context() as patch, stores_on(lambda: join(engine, Unreliable(engine, coming))) as make:
+        patch.setattr(shared_connection, "LONGEST_PAUSE_S", 0.0)
         store = make()
         assert [store.add("n", 1) for _ in range(4)] == [1, 2, 3, 4]
         for value in ("x", "y"):
@@ -482,36 +499,6 @@ def test_a_late_request_does_not_count_in_a_key_that_was_deleted_meanwhile() -> 
         assert store.delete_key("n")
         assert not store.check(["never"])
         assert not store.check(["n"])
-
-
-def test_a_wait_outlives_a_broken_connection(wait_until: Callable[[Callable[[], object]], object]) -> None:
-    engine = MemoryEngine()
-    with stores_on(engine.connect) as make, ThreadPoolExecutor(1) as pool:
-        store, other = make(), make()
-        waiting = pool.submit(store.get, "k")
-        wait_until(lambda: engine.clients)
-        engine.clients[0].disconnect()
-        other.set("k", "v")
-        engine.clients[0].reconnect()
-        assert waiting.result(20) == b"v"
-
-
-def test_a_wait_says_when_the_store_is_out_of_reach() -> None:
-    engine = MemoryEngine()
-    is_waiting = threading.Event()
-
-    class Watched(MemoryCoordination):
-        def watch(self, prefix: str, from_revision: int, deadline: float) -> None:
-            super().watch(prefix, from_revision, deadline)
-            self.disconnect()
-            is_waiting.set()
-
-    with (
-        stores_on(lambda: join(engine, Watched(engine))) as make,
-        pytest.raises(StoreTimeoutError, match=r"out of reach.*disconnected"),
-    ):
-        make(timeout_s=0.05).get("k")
-    assert is_waiting.is_set()
 
 
 @pytest.mark.parametrize("error", [RefusedError("wrong secret"), UnreachableError("nobody there"), CoordinationError("full")])

@@ -10,6 +10,7 @@
     up/failures/<g>/<id> what failed there in generation g
     up/done/<g>/<id>     all workers of generation g have succeeded there; not lease-bound
     seats/<g>.<a>/<id>   a node's place in generation g, as the leader whose key was created at revision a drew it up
+    data/<g>.<a>/...     what the members of generation g share through the store that their agents are given
     status               who is here and what is missing, for those who wait
 
 Every node watches ``down/``, which holds little; only the leader watches ``up/``. So what a node sends and receives does not
@@ -32,7 +33,8 @@ if TYPE_CHECKING:
     ClosedKind = Literal["finished", "failed", "closed", "host_left"]
 
 __all__ = [
-    "CLOSED", "DOWN", "GENERATION", "LEADER", "NOT_READY", "SETTINGS", "STATUS", "UP", "Closed", "Generation", "NodeRecord",
+    "CLOSED", "DATA", "DOWN", "GENERATION", "LEADER", "NOT_READY", "SETTINGS", "STATUS", "UP", "Closed", "Generation",
+    "NodeRecord",
     "Seat", "Signal", "Status", "decode", "done_key", "done_prefix", "encode", "failure_key", "failure_prefix", "node_key",
     "refusal_key",
     "seat_key", "seats_of_attempt", "seats_of_generation", "signal_key",
@@ -45,6 +47,7 @@ LEADER = "down/leader"
 GENERATION = "down/generation"
 CLOSED = "down/closed"
 UP = "up/"
+DATA = "data/"
 
 NOT_READY = -1
 

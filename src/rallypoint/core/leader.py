@@ -84,6 +84,8 @@ class Leader:
             return None
         if board.generation is not None and self.roster.generation != board.number:
             return Read(job.seats_of_attempt(board.number, board.generation.attempt))
+        if self.forming is not None and self.forming.number != board.number + 1:
+            self.forming = None  # it counts already, and only the answer that said so was lost
         if self.forming is not None:
             return self._next_of_form(self.forming, board)
         if self._decide_at is None or now < self._decide_at:

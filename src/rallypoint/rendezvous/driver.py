@@ -120,6 +120,9 @@ class Driver:
         return not self._thread.is_alive()
 
     def close(self) -> None:
+        """Let go of everything, unless the thread is stuck: then the process's end does it."""
+        if self._thread.is_alive():
+            return
         for bell in (self._bell, self._out, self._fenced):
             bell.close()
 

@@ -35,6 +35,7 @@ __all__ = ["DynamicRendezvous"]
 
 REFUSAL_TIMEOUT_S = 3.0
 LEAVE_TIMEOUT_S = 5.0
+NO_SESSION_TIMEOUT_S = 0.6  # it may be waiting for a name to be resolved, which nothing can interrupt
 
 
 class DynamicRendezvous(CoordinatedHandler):
@@ -168,8 +169,9 @@ class DynamicRendezvous(CoordinatedHandler):
             self._say_how_it_ends(driver, failure)
         self._close_store()
         driver.tell(Participant.leave)
-        if not driver.stop(LEAVE_TIMEOUT_S):
-            report.warn(f"the coordination store did not answer within {LEAVE_TIMEOUT_S:g} s; leaving without a word")
+        patience_s = LEAVE_TIMEOUT_S if self._sessions else NO_SESSION_TIMEOUT_S
+        if not driver.stop(patience_s) and self._sessions:
+            report.warn(f"the coordination store did not answer within {patience_s:g} s; leaving without a word")
         stays_for_others = self._closed is None and self._is_done
         self._place.close(float("inf") if stays_for_others else self._settings.close_timeout_s)
         driver.close()
@@ -218,7 +220,7 @@ class DynamicRendezvous(CoordinatedHandler):
         )
         where = RendezvousStoreInfo(generation.master_addr, generation.master_port)
         self._close_store()
-        self._store = SharedStore(self._place.new_connection, f"data/{generation.number}.{generation.attempt}/")
+        self._store = SharedStore(self._place.new_connection, f"{job.DATA}{generation.number}.{generation.attempt}/")
         return RendezvousInfo(self._store, seat.group_rank, seat.group_world_size, where)
 
     def _close_store(self) -> None:

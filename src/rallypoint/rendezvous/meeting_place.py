@@ -125,6 +125,7 @@ class MeetingPlace:
         engine = self._new_engine()
         try:
             engine.connect(time.monotonic() + self._settings.store_timeout_s)
+            self._check_identity(engine)
         except BaseException:  # as above
             engine.close()
             raise

@@ -31,6 +31,7 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.02, 1.0
 CONNECT_S = 3.0
 HANDSHAKE_S = 6.0  # a little more than the store allows
 SETTLED_S = 1.0  # a connection that held so long is dialled again at once
+SHORT_LIVES = 3  # and one that did not, so many times in a row
 
 
 class Line:
@@ -56,6 +57,7 @@ class Line:
         self._dial_at = 0.0
         self._opened_at = 0.0
         self._failures = 0
+        self._short_lives = 0
         self._local_address = ""
 
     @property
@@ -111,6 +113,8 @@ class Line:
             raise StoreGoneError(f"the store at {self.name} has ended, and another answers there: {refused}") from None
         else:
             return bodies
+        if now >= self._dial_at:
+            self._begin(now)
         return []
 
     def break_off(self, reason: str, now: float) -> None:
@@ -172,7 +176,8 @@ class Line:
         self.refused_since = (self.refused_since or now) if broken.number == errno.ECONNREFUSED else None
         if self.is_open:
             self.unreachable_since = now
-            self._failures = 0 if now - self._opened_at >= SETTLED_S else self._failures
+            self._short_lives = 0 if now - self._opened_at >= SETTLED_S else self._short_lives + 1
+            self._failures = max(0, self._short_lives - SHORT_LIVES)
         if self._addresses:
             self._dial_at = now  # the next one
             return

@@ -88,9 +88,9 @@ class StoreService:
     def tick(self, now: float) -> None:
         """End what is over, and tell everybody what has changed."""
         self._keyspace.tick(now)
-        self._tell()
+        self.tell()
 
-    def _tell(self) -> None:
+    def tell(self) -> None:
         """All that has changed since the last time, to those that watch it: written down once for each group of them."""
         events = self._keyspace.take_changes()
         self._told_revision = self._keyspace.revision
@@ -142,7 +142,7 @@ class StoreService:
     def _watch(self, connection: Connection, session: Session, request_id: int, arguments: list[object]) -> None:
         """What has happened goes out first, on its own; what happens from now on comes with what its group is told."""
         prefix, from_revision = text(arguments[0]), number(arguments[1])
-        self._tell()
+        self.tell()
         prefixes = self._watchers.of(connection) | {prefix}
         if len(prefixes) > MOST_WATCHES:
             raise RequestError(f"more than {MOST_WATCHES} watches")

@@ -54,6 +54,7 @@ class ServingLoop:
         self._listeners = {sock.fileno(): sock for sock in listeners}
         self._connections: dict[int, Connection] = {}
         self._strangers: dict[int, Connection] = {}  # in the order in which they came
+        self.client_count = 0  # without strangers
         self._held_bytes = 0
         self._refusals = Refusals()
         self._accept_again_at: float | None = None  # None while it accepts
@@ -61,10 +62,6 @@ class ServingLoop:
         self._poll = select.epoll()
         self._poll.register(self._bell, select.EPOLLIN)
         self._listen(select.EPOLLIN)
-
-    @property
-    def client_count(self) -> int:
-        return len(self._connections) - len(self._strangers)
 
     def wake(self) -> None:
         """Make the turn under way the last before whoever runs the loop looks up."""
@@ -167,13 +164,14 @@ class ServingLoop:
         if connection.is_closed:  # and its number may be that of another by now
             return
         del self._connections[connection.fd]
-        was_stranger = self._strangers.pop(connection.fd, None) is not None
+        self._strangers.pop(connection.fd, None)
         self._held_bytes -= connection.accounted_bytes
         self._service.leave(connection, now)
         connection.close()
         if reason:
             self._refusals.add(connection.peer, reason)
-        if not was_stranger:
+        if connection.is_welcome:
+            self.client_count -= 1
             self._on_fewer()
 
     # --- one connection ----------------------------------------------------------------------------------------------------
@@ -207,6 +205,7 @@ class ServingLoop:
         answer = connection.handshake.answer(body)
         if connection.handshake.is_over:
             connection.welcome()
+            self.client_count += 1
             self._strangers.pop(connection.fd, None)
         connection.send(answer)
 
@@ -225,6 +224,8 @@ class ServingLoop:
             connection = touched.pop()
             if not connection.is_closed:
                 self._flush(connection, now)
+            if not touched:
+                self._service.tell()  # a request that had to wait for its turn may have changed something just now
 
     def _flush(self, connection: Connection, now: float) -> None:
         try:
@@ -250,7 +251,8 @@ class ServingLoop:
             if connection.is_welcome:
                 connection.send(encode([0, "ending", reason]))
                 self._service.touched.add(connection)
-        self._listen(0)
+        if self._accept_again_at is None:
+            self._listen(0)
         deadline = self._clock() + FAREWELL_S
         self._flush_touched(self._clock())
         while (now := self._clock()) < deadline and any(one.has_output for one in self._connections.values() if one.is_welcome):

@@ -18,6 +18,7 @@ __all__ = ["Session", "Sessions"]
 
 TOKEN_BYTES = 16
 FORGET_AFTER_S = 60.0  # who has not come back by then has long lost its lease
+MOST_AWAY = 16_384
 
 
 def new_token() -> str:
@@ -86,6 +87,6 @@ class Sessions:
     def _forget_those_away(self, now: float) -> None:
         while self._away:
             oldest = next(iter(self._away.values()))
-            if now - oldest.left_at < FORGET_AFTER_S:
+            if now - oldest.left_at < FORGET_AFTER_S and len(self._away) <= MOST_AWAY:
                 return
             self._forget(oldest)

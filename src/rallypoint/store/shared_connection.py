@@ -35,7 +35,7 @@ MOST_GETS = 100  # in one transaction; where more are wanted, all that begins li
 TOKEN_BYTES = 8
 ANSWER_S = 5.0  # what the store may take to answer, also when a key is to be waited for less long
 LONGEST_CALL_S = 60.0
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.002, 0.25
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.002, 2.0
 
 
 class SharedConnection:
@@ -150,12 +150,16 @@ class SharedConnection:
 
 
 def _deadlines(until: float) -> Iterator[float]:
-    """One for each attempt; between them a pause, longer each time and never the same for two, as long as there is time."""
+    """One for each attempt, as long as there is time. Between them is a pause, never the same for two, and longer each time.
+
+    It is at least about as long as an attempt takes: the more disturb each other, the rarer each of them must try.
+    """
     pause_s = FIRST_PAUSE_S
     while (now := time.monotonic()) < until:
         yield min(until, now + LONGEST_CALL_S)
-        time.sleep(min(pause_s * random.uniform(0.5, 1.0), max(0.0, until - time.monotonic())))
-        pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+        pause_s = min(LONGEST_PAUSE_S, max(pause_s, time.monotonic() - now))
+        time.sleep(min(pause_s * random.uniform(0.5, 1.5), max(0.0, until - time.monotonic())))
+        pause_s *= 2
 
 
 def _common_start(names: Sequence[str]) -> str:

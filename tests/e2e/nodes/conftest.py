@@ -64,13 +64,16 @@ class Node:
         return [Start(line) for line in re.findall(r"^START (.*)\n", self.agent.stdout, re.MULTILINE)]
 
     def wait_for_world(self, size: int, since: float = 0.0, timeout_s: float = 15.0) -> list[Start]:
-        """This node's workers in the first world of this size that began after `since`, by rank."""
+        """This node's workers in the first world of this size that all of them began in after `since`, by rank."""
         found: list[Start] = []
 
         def all_there() -> bool:
-            later = [start for start in self.starts() if start.world == size and start.at >= since]
-            found[:] = [start for start in later if start.master == later[0].master]
-            return len(found) == self.workers
+            worlds: dict[tuple[str, str], list[Start]] = {}
+            for start in self.starts():
+                if start.world == size and start.at >= since:
+                    worlds.setdefault(start.master, []).append(start)
+            found[:] = next((starts for starts in worlds.values() if len(starts) == self.workers), [])
+            return bool(found)
 
         self.agent.wait_for(all_there, timeout_s)
         return sorted(found, key=lambda start: start.rank)
