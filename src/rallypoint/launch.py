@@ -125,6 +125,7 @@ def _make_agent(config: LaunchConfig, spec: WorkerSpec, health_check_server: Any
             config.max_restarts,
             no_retry_exit_codes=config.no_retry_exit_codes,
             backoff_s=config.restart_backoff,
+            max_backoff_s=float(config.rdzv_configs.get("restart_backoff_max", defaults.RESTART_BACKOFF_MAX_S)),
             window_s=config.restart_window,
         ),
     )
@@ -156,9 +157,9 @@ def _leave(handler: RendezvousHandler, error: Exception | None = None) -> None:
 
 
 def _is_child_failure(error: Exception) -> bool:
-    """Whether the workers failed, not the agent; the class is imported only where one was raised."""
+    """Whether workers failed, here or elsewhere, not the agent; the class is imported only where one was raised."""
     failures = sys.modules.get("rallypoint.processes.failures")
-    return failures is not None and isinstance(error, failures.ChildFailedError)
+    return isinstance(error, JobFailedError) or (failures is not None and isinstance(error, failures.ChildFailedError))
 
 
 def _get_entrypoint_name(entrypoint: Entrypoint, args: Sequence[Any]) -> str:

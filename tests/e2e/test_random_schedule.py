@@ -1,8 +1,9 @@
 """Five agents under a random schedule of kills, pauses, cuts, departures and joins: the job must live through all of it.
 
-The host of the store is spared, except for its workers. The others reach it through a proxy each, which can stall or reset what it
-carries. Every worker writes down where it found itself, and then, again and again, that it still runs; all clocks are the same.
-The seed is printed; RALLY_SEED repeats it, as far as a real machine can be made to repeat itself.
+The host of the store is spared, except for its workers. The others reach it through a proxy each, which can stall or reset what
+it carries. With a store of its own, that no agent hosts, nobody is spared, and the leadership moves too. Every worker writes
+down where it found itself, and then, again and again, that it still runs; all clocks are the same. The seed is printed;
+RALLY_SEED repeats it, as far as a real machine can be made to repeat itself.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import random
 import signal
 import socket
 import struct
+import sys
 import threading
 import time
 from collections import Counter
@@ -30,6 +32,8 @@ LONGEST_S = 5.0  # of pauses and cuts
 SAME_GENERATION_S = LONGEST_S + 2.0  # ports may come back later
 WAKING_S = 1.0  # a paused agent cannot stop its workers; awake, it does
 FULL_WORLD_S = 75.0  # a node that was lost again and again is held back for up to a minute
+KINDS = ["kill_agent", "kill_worker", "pause", "freeze", "leave", "stall", "reset"]
+PORTS = range(20_000, 32_000)  # below those that the kernel gives to outgoing connections
 SEED = "RALLY_SEED"
 NODE = "RALLY_TEST_NODE"
 
@@ -51,6 +55,15 @@ while not (folder / "finish").exists():
     os.pwrite(beat, struct.pack("d", time.monotonic()), 0)
     time.sleep(0.03)
 """
+STORE = """
+import signal, sys
+from rallypoint.store.listening import open_listeners
+from rallypoint.store.server import CoordinationServer
+listeners = open_listeners("127.0.0.1", int(sys.argv[1]), is_host=True, wildcard_allowed=False)
+CoordinationServer(listeners, "random", None).start()
+print("the store is open", flush=True)
+signal.pause()
+"""
 
 
 # --- the way to the store --------------------------------------------------------------------------------------------------
@@ -71,6 +84,10 @@ class Proxy:
         self._server = await asyncio.start_server(self._carry, "127.0.0.1", 0)
         self.port = self._server.sockets[0].getsockname()[1]
 
+    def close(self) -> None:
+        assert self._server is not None
+        self._server.close()
+
     def stall(self) -> None:
         self._loop.call_soon_threadsafe(self._flows.clear)
 
@@ -86,16 +103,19 @@ class Proxy:
             writer.transport.abort()
 
     async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await self._flows.wait()
         pair = {writer}
-        with contextlib.suppress(OSError):  # a broken connection is what we are here for
+        try:
+            await self._flows.wait()
             far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self._target)
             pair.add(far_writer)
             self._writers |= pair
             await asyncio.gather(self._pump(reader, far_writer), self._pump(far_reader, writer))
-        for one in pair:
-            self._writers.discard(one)
-            one.close()
+        except OSError:  # a broken connection is what we are here for
+            pass
+        finally:
+            self._writers -= pair
+            for one in pair:
+                one.close()
 
     async def _pump(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
         while data := await source.read(65536):
@@ -112,16 +132,19 @@ def open_proxy() -> Iterator[Callable[[int], Proxy]]:
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
+    opened: list[Proxy] = []
 
     def run(coroutine: Any) -> Any:
         return asyncio.run_coroutine_threadsafe(coroutine, loop).result(10)
 
     def make(target: int) -> Proxy:
-        proxy = Proxy(loop, target)
-        run(proxy.open())
-        return proxy
+        opened.append(Proxy(loop, target))
+        run(opened[-1].open())
+        return opened[-1]
 
     async def end_all() -> None:
+        for proxy in opened:
+            proxy.close()
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
         for task in tasks:
             task.cancel()
@@ -223,14 +246,22 @@ class Schedule:
         self.happened: Counter[str] = Counter()
 
     def run(self, events: int) -> None:
-        for _ in range(events):
-            self._pass(self._chance.uniform(0.2, 1.6))
-            self._check()
-            self._one_event()
-        self._pass(LONGEST_S + 0.5)
+        try:
+            for _ in range(events):
+                self._pass(self._chance.uniform(0.2, 1.6))
+                self._check()
+                self._one_event()
+            self._pass(LONGEST_S)
+        finally:
+            for _, act in self._later:  # nobody stays asleep because a test failed
+                act()
+        self._complete()
+
+    def _complete(self) -> None:
+        """All nodes are to be there in the end."""
         for slot in self._slots:
-            slot.agent.process.wait(20) if slot.is_ending and slot.is_up else None
-            if not slot.is_up:
+            if slot.is_ending:
+                slot.agent.wait(20)
                 self._start(slot)
 
     def _pass(self, wait_s: float) -> None:
@@ -255,8 +286,7 @@ class Schedule:
             self.happened["join"] += 1
             self._start(slot)
             return
-        kinds = ["kill_worker"] if slot.index == 0 else ["kill_agent", "kill_worker", "pause", "freeze", "leave", "stall", "reset"]
-        kind = self._chance.choice(kinds)
+        kind = self._chance.choice(KINDS if slot.proxy else ["kill_worker"])
         self.happened[kind] += 1
         getattr(self, f"_{kind}")(slot)
 
@@ -319,10 +349,67 @@ def kernel_objects(pid: int) -> tuple[int, int]:
 
 
 def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
+    """One that nobody listens on, and that no outgoing connection will take."""
+    for port in random.sample(PORTS, 100):
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
+    pytest.fail("no free port")
 
 
+class Cluster:
+    """Five places for agents of one job, and the store in which they meet, hosted by the first of them or by nobody."""
+
+    def __init__(self, folder: Path, port: int, start_rallyrun: Any) -> None:
+        self.folder, self.port, self._start_rallyrun = folder, port, start_rallyrun
+        self.slots: list[Slot] = []
+        (folder / "renamed").mkdir(parents=True)
+        (folder / "renamed" / "sitecustomize.py").write_text(RENAMED)
+        (folder / "worker.py").write_text(WORKER)
+        given = os.environ.get("PYTHONPATH")
+        self._path = os.pathsep.join([str(folder / "renamed"), *([given] if given else [])])
+
+    def start(self, slot: Slot) -> None:
+        slot.starts, slot.is_ending = slot.starts + 1, False
+        slot.name = f"node{slot.index}-{slot.starts}"
+        port, is_host = (slot.proxy.port, "false") if slot.proxy else (self.port, "true")
+        flags = [f"--nnodes=1:{NODES}", f"--nproc-per-node={WORKERS}", "--max-restarts=1000", "--rdzv-id=random"]
+        flags += ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}"]
+        flags += [f"--rdzv-conf=last_call_timeout=0,restart_backoff=0,is_host={is_host}"]
+        env = {NODE: slot.name, "PYTHONPATH": self._path}
+        slot.agent = self._start_rallyrun([*flags, self.folder / "worker.py", self.folder], env=env)
+
+    def generations(self) -> list[list[Life]]:
+        return generations(read_lives(self.folder))
+
+    def is_whole(self) -> bool:
+        return any(len(members) == NODES * WORKERS for members in self.generations()[-1:])
+
+    def finish(self) -> list[int]:
+        (self.folder / "finish").touch()
+        return [slot.agent.wait(30) for slot in self.slots]
+
+    def said(self) -> str:
+        return "\n".join(f"--- {slot.name} ---\n{slot.agent.stderr}" for slot in self.slots)
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, start_rallyrun: Any) -> Cluster:
+    return Cluster(tmp_path / "cluster", free_port(), start_rallyrun)
+
+
+@pytest.fixture
+def start_store(cluster: Cluster, script: Any, start_command: Any, wait_until: Any) -> Callable[[], int]:
+    """``start_store()``: the store in a process of its own, whose id is given."""
+
+    def start() -> int:
+        store = start_command([sys.executable, script(STORE, "store.py"), str(cluster.port)])
+        wait_until(lambda: store.stdout)
+        return int(store.pid)
+
+    return start
+
+
+@pytest.mark.parametrize("host", ["an agent", "nobody"])
 @pytest.mark.parametrize(
     "events",
     [
@@ -331,53 +418,27 @@ def free_port() -> int:
     ],
 )
 def test_five_agents_under_a_random_schedule_P02_P03(
-    events: int, tmp_path: Path, start_rallyrun: Any, processes: Any, marked: Any, open_proxy: Any, wait_until: Any
+    events: int, host: str, cluster: Cluster, start_store: Any, open_proxy: Any, processes: Any, marked: Any, wait_until: Any
 ) -> None:
     """P02, P03: whoever dies, sleeps, leaves or is cut off, the job goes on, with right ranks, one generation at a time."""
     seed = int(os.environ.get(SEED) or random.SystemRandom().randrange(10**9))
     print(f"{SEED}={seed}")
-    folder, port = tmp_path / "journal", free_port()
-    (tmp_path / "renamed").mkdir()
-    folder.mkdir()
-    (tmp_path / "renamed" / "sitecustomize.py").write_text(RENAMED)
-    (tmp_path / "worker.py").write_text(WORKER)
-    path = [given] if (given := os.environ.get("PYTHONPATH")) else []
-    slots = [Slot(index, open_proxy(port) if index else None) for index in range(NODES)]
-
-    def start(slot: Slot) -> None:
-        slot.starts, slot.is_ending = slot.starts + 1, False
-        slot.name = f"node{slot.index}-{slot.starts}"
-        conf = f"last_call_timeout=0,restart_backoff=0,is_host={'false' if slot.index else 'true'}"
-        slot.agent = start_rallyrun(
-            [f"--nnodes=1:{NODES}", f"--nproc-per-node={WORKERS}", "--rdzv-backend=c10d", "--rdzv-id=random", "--max-restarts=1000",
-             f"--rdzv-endpoint=127.0.0.1:{slot.proxy.port if slot.proxy else port}", f"--rdzv-conf={conf}",
-             tmp_path / "worker.py", folder],
-            env={NODE: slot.name, "PYTHONPATH": os.pathsep.join([str(tmp_path / "renamed"), *path])},
-        )  # fmt: skip
-
-    def whole_world(since: float) -> bool:
-        last = generations(read_lives(folder))[-1:]
-        return any(len(members) == NODES * WORKERS and members[0].began >= since for members in last)
-
-    def all_said() -> str:
-        return "\n".join(f"--- {slot.name} ---\n{slot.agent.stderr}" for slot in slots)
-
-    for slot in slots:
-        start(slot)
-    wait_until(lambda: whole_world(0.0), 30)
-    before = kernel_objects(slots[0].agent.pid)
-    schedule = Schedule(random.Random(seed), slots, start, processes)
-    schedule.run(events)
+    store = start_store() if host == "nobody" else 0
+    cluster.slots += [Slot(index, open_proxy(cluster.port) if store or index else None) for index in range(NODES)]
+    for slot in cluster.slots:
+        cluster.start(slot)
+    wait_until(cluster.is_whole, 30)
+    store = store or cluster.slots[0].agent.pid
+    before = kernel_objects(store)
+    schedule = Schedule(random.Random(seed), cluster.slots, cluster.start, processes)
     try:
-        wait_until(lambda: whole_world(0.0), FULL_WORLD_S)
-        after = kernel_objects(slots[0].agent.pid)
+        schedule.run(events)
+        wait_until(cluster.is_whole, FULL_WORLD_S)
+        wait_until(lambda: kernel_objects(store) == before)  # descriptors and threads, as with the first five nodes
     finally:
-        print(f"events: {dict(schedule.happened)}; {len(generations(read_lives(folder)))} generations")
-        print(all_said())
-    (folder / "finish").touch()
-    assert [slot.agent.wait(30) for slot in slots] == [0] * NODES, all_said()
-    wait_until(lambda: not marked(), 5)
-    found = generations(read_lives(folder))
+        print(f"events: {dict(schedule.happened)}; {len(cluster.generations())} generations\n{cluster.said()}")
+    assert cluster.finish() == [0] * NODES, cluster.said()
+    wait_until(lambda: set(marked()) <= {store}, 5)
+    found = cluster.generations()
     check_generations(found)
     assert overlaps(found, schedule.pauses) == []
-    assert after == before, "the host's agent has more descriptors or threads than with the first five nodes"

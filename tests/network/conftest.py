@@ -1,4 +1,4 @@
-"""Machines on one machine: a network namespace for each, with a host name, a network and a clock of its own, and no names to look up.
+"""Machines on one machine: a network namespace for each, with a name and, if asked for, a clock of its own, and no DNS.
 
 The namespaces hang on a switch, in a namespace too, so that nothing of the real machine's network is touched:
 
@@ -177,7 +177,8 @@ class Node:
         command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint or f"{network.nodes[0].address}:{PORT}"]
         command += ["--rdzv-id", "job", "--rdzv-conf", conf, "--max-restarts", "100", *args]
         command += [str(network.worker), str(network.journal.folder)]
-        env = {**os.environ, **({"PYTHONPATH": str(network.skewed)} if skewed else {})}
+        path = [str(network.skewed)] * skewed + [os.environ[name] for name in ("PYTHONPATH",) if name in os.environ]
+        env = {**os.environ, "PYTHONPATH": os.pathsep.join(path)}
         output = network.journal.folder / f"{self.name}_{len(self.agents)}.txt"
         self.agents.append(Agent(command, env, output))
         return self.agents[-1]

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache
 
 from rallypoint.core import job_records as job
 from tests.simulation.agent import Agent
@@ -63,6 +66,7 @@ class Cluster:
             self.world.after(delay_s, self._start, index, f"node{index}", None)
         self.faults = Faults(self)
         self.oracle.notice = self.faults.notice
+        self.oracle.on_end, self.oracle.on_store_death = self._look_whether_over, self._store_died
         self.world.at(self.setup.heal_at, self.faults.heal)
 
     # Starting agents.
@@ -70,6 +74,7 @@ class Cluster:
     def _start(self, index: int, name: str, record: job.NodeRecord | None) -> None:
         self._expected -= 1
         if self.oracle.closed is not None:  # whoever starts jobs starts no agents for one that is over
+            self._look_whether_over()
             return
         world, setup = self.world, self.setup
         is_host = index == 0 and not setup.is_replicated
@@ -97,13 +102,11 @@ class Cluster:
 
     # Running.
 
-    def is_over(self) -> bool:
-        if self.world.now < 2.0 or self._expected:
-            return False
-        return not any(agent.is_alive for agent in self.agents)
+    def _look_whether_over(self) -> None:
+        self.world.is_over = not self._expected and not any(agent.is_alive for agent in self.agents)
 
     def run(self) -> Counter[str]:
-        self.world.run(self.setup.heal_at + END_S, self._is_over_or_late)
+        self.world.run(self.setup.heal_at + END_S)
         waiting = [f"{one.name} ({type(one.state).__name__})" for one in self.agents if one.is_alive]
         if waiting:
             raise Violation(f"{', '.join(waiting)} did not come to an end; the leader waits: {self._leaders_wait()}")
@@ -111,14 +114,18 @@ class Cluster:
         self._count()
         return self.world.tally
 
-    def _is_over_or_late(self) -> bool:
-        died_at = self.oracle.store_died_at
-        if died_at is not None:
-            limit_s = SILENT_STORE_LOSS_S if self.oracle.is_store_silent else STORE_LOSS_S
-            late = [one.name for one in self.agents if one.is_alive and self.world.now > max(died_at, one.well_since()) + limit_s]
-            if late:
-                raise Violation(f"the store has been gone for {limit_s} s, and {', '.join(late)} have not ended")
-        return self.is_over()
+    def _store_died(self) -> None:
+        """Everybody must notice that, and end."""
+        limit_s = SILENT_STORE_LOSS_S if self.engine.is_silent else STORE_LOSS_S
+        self.world.after(limit_s, self._look_who_is_late, self.world.now, limit_s)
+
+    def _look_who_is_late(self, died_at: float, limit_s: float) -> None:
+        living = [one for one in self.agents if one.is_alive]
+        late = [one.name for one in living if self.world.now > max(died_at, one.well_since()) + limit_s]
+        if late:
+            raise Violation(f"the store has been gone for {limit_s} s, and {', '.join(late)} have not ended")
+        if living or self._expected:
+            self.world.after(1.0, self._look_who_is_late, died_at, limit_s)
 
     def _leaders_wait(self) -> str:
         participants = [one.driver.participant for one in self.agents if one.is_alive]
@@ -134,11 +141,23 @@ class Cluster:
             tally["jobs without an end of their own"] += 1
 
 
+@contextmanager
+def _quick_decoding() -> Iterator[None]:
+    """All nodes decode the same few records, which cannot be changed; so each is decoded once."""
+    decode = job.decode
+    job.decode = lru_cache(maxsize=256)(decode)
+    try:
+        yield
+    finally:
+        job.decode = decode
+
+
 def simulate(seed: int, bug: str = "") -> Counter[str]:
     """Run one seed; `Failure` if anything is wrong in it."""
     cluster = Cluster(seed)
     try:
-        return cluster.run()
+        with _quick_decoding():
+            return cluster.run()
     except Failure:
         raise
     except Exception as error:  # a rule was broken, or the code under test broke down: either is what we look for

@@ -24,6 +24,7 @@ REQUEST_TIMEOUT_S = 10.0
 STORE_TIMEOUT_S = 30.0
 REFUSAL_TIMEOUT_S = 3.0
 CONNECT_TIMEOUT_S = 1.0
+HANDSHAKE_S = 5.0
 NEVER = float("inf")
 
 
@@ -87,7 +88,11 @@ class Driver:
     def _on_fence(self, planned: float) -> None:
         if planned == self._fence_at and self.agent.is_awake(self._on_fence, planned):
             self._fence_at = NEVER
-            self.check_fence()
+            valid_until = self.valid_until()
+            if self._unreachable_since is None and self.agent.time() < valid_until:  # as `judge` would say, only quicker
+                self._arm_fence(self.clock.when(valid_until))
+            else:
+                self.check_fence()
 
     def end_session(self, why: str) -> None:
         """The others may take us for dead: no worker may run any longer, and the next session is under another number."""
@@ -149,6 +154,12 @@ class Driver:
                 self._send_watch(prefix, revision)
         else:
             self.connection.send_up(("grant", self.setup.ttl_s, now))
+            self.world.after(HANDSHAKE_S, self._not_granted, self.connection)
+
+    def _not_granted(self, connection: Connection) -> None:
+        if connection is self.connection and not self._is_up and self.agent.is_awake(self._not_granted, connection):
+            connection.close()
+            self.on_break(connection, "no answer")
 
     def on_break(self, connection: Connection, why: str) -> None:
         """The connection is gone; what was asked over it may have been done or not."""

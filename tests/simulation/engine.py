@@ -78,7 +78,7 @@ class Engine:
             connection.server_open = False
             if not silently:
                 connection.send_down(FIN)
-        self.oracle.store_died(silently)
+        self.oracle.store_died()
 
     # Its loop.
 

@@ -36,9 +36,10 @@ class Oracle:
         self.signals: dict[int, job.Signal] = {}
         self.succeeded: set[tuple[int, str]] = set()
         self.closed: job.Closed | None = None
-        self.store_died_at: float | None = None
-        self.is_store_silent = False
-        self.notice: Callable[[str], None] = lambda scene: None  # who wants to know what happens
+        # Who wants to know what happens.
+        self.notice: Callable[[str], None] = lambda scene: None
+        self.on_end: Callable[[], None] = lambda: None
+        self.on_store_death: Callable[[], None] = lambda: None
 
     # What the store shows.
 
@@ -156,9 +157,9 @@ class Oracle:
             if idle:
                 raise Violation(f"the job has finished, but the workers of {idle} in generation {self.number} have not")
 
-    def store_died(self, silently: bool) -> None:
-        self.store_died_at, self.is_store_silent = self.world.now, silently
+    def store_died(self) -> None:
         self.world.tally["stores lost"] += 1
+        self.on_store_death()
 
     # What agents do.
 
@@ -201,3 +202,4 @@ class Oracle:
     def ended(self, agent: Agent) -> None:
         kind = {True: "succeeded", False: "failed", None: "killed"}[agent.succeeded]
         self.world.tally[f"agents {kind}"] += 1
+        self.on_end()

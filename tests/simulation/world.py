@@ -40,10 +40,11 @@ class Clock:
 class World:
     """Time, chance, and the record of what happened."""
 
-    __slots__ = ("_heap", "_pushed", "now", "random", "tally", "trace")
+    __slots__ = ("_heap", "_pushed", "is_over", "now", "random", "tally", "trace")
 
     def __init__(self, seed: int) -> None:
         self.now = 0.0
+        self.is_over = False
         self.random = Random(seed).random
         self.trace: deque[tuple[float, str, str, object]] = deque(maxlen=TRACED)
         self.tally: Counter[str] = Counter()
@@ -58,11 +59,13 @@ class World:
         self._pushed += 1
         heappush(self._heap, (self.now + delay_s, self._pushed, act, args))
 
-    def run(self, until: float, is_over: Callable[[], bool]) -> None:
-        """Let things happen until that time, or until it is over."""
+    def run(self, until: float) -> None:
+        """Let things happen until that time, or until somebody says that it is over."""
         heap = self._heap
-        while heap and heap[0][0] <= until and not is_over():
+        while heap and not self.is_over:
             time, _, act, args = heappop(heap)
+            if time > until:
+                return
             if time > self.now:
                 self.now = time
             act(*args)

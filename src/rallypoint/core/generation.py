@@ -9,7 +9,8 @@ function of who is here, of what is known about the current generation, and of t
     signalled to stop    Wait until every live member is ready and every lost one has surely stopped; then Form
 
 A member whose lease ran out in silence may still run its workers until its own fence; so the leader waits for the rest of the
-fence and a margin. One that left, or whose connection was closed, has no workers any more.
+fence and a margin. One whose connection was closed has been fenced by that, so only a small margin is left. One that left has
+no workers any more.
 
 Invariants: nothing is formed with fewer than min or more than max nodes, nor while a live member of the last generation is not
 ready within its time; the number of nodes is a multiple of node_unit; nobody joins once a member is done; a Wait that names
@@ -34,6 +35,7 @@ __all__ = ["Conclude", "Current", "Decision", "Form", "Gone", "Interrupt", "Node
 
 MAX_NAMED = 16
 MARGIN_S = 0.3  # what two clocks may differ by over one fence, and a kill may take
+BREAK_MARGIN_S = 0.15  # a broken connection is not seen at the same moment by both ends, and a kill takes its time there too
 LONGEST_WINDOW = 10  # a stream of joiners cannot put off the larger world for more than so many windows
 
 
@@ -243,12 +245,13 @@ def _regroup(roster: Mapping[str, Node], current: Current, policy: Policy, now: 
 
 
 def _when_the_lost_have_stopped(roster: Mapping[str, Node], current: Current, policy: Policy) -> float:
-    silent = [
-        gone.at + policy.after_expiry_s + MARGIN_S
+    wait_s = {"expired": policy.after_expiry_s + MARGIN_S, "dropped": BREAK_MARGIN_S}
+    stopped_at = [
+        gone.at + wait_s[gone.cause]
         for node_id, gone in current.gone.items()
-        if gone.cause == "expired" and node_id in current.members and node_id not in roster
+        if gone.cause in wait_s and node_id in current.members and node_id not in roster
     ]
-    return max(silent, default=float("-inf"))
+    return max(stopped_at, default=float("-inf"))
 
 
 def _listed(names: list[str]) -> str:

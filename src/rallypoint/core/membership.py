@@ -56,7 +56,7 @@ class Membership:
         self._written: job.NodeRecord | None = None
         self._looked_at = 0  # the revision of the generation in which we have looked for our seat
         self._stopped = 0  # the last generation that our agent was told to stop
-        self._report: NodeReport | None = None
+        self._report: tuple[int, NodeReport] | None = None  # of which generation; kept until it is written, whatever comes next
         self._is_done = False
         self._departure = ""
         self._closing: job.Closed | None = None
@@ -74,12 +74,13 @@ class Membership:
     def ready(self, now: float, port: int) -> None:
         """No worker runs here; the next generation may have us."""
         self.record = self.record.replace(ready_after=self._last_generation, port=port)
-        self.seat, self._report, self._is_done = None, None, False
+        self.seat, self._is_done = None, False
         self._ready_at, self._status_at = now, now + STATUS_INTERVAL_S
 
     def failed(self, report: NodeReport) -> None:
         """Workers of our generation have failed: all others are to stop."""
-        self._report = bounded(report) if self.seat else None
+        if self.seat is not None:
+            self._report = self.seat.generation, bounded(report)
 
     def done(self) -> None:
         """All our workers have succeeded."""
@@ -125,10 +126,11 @@ class Membership:
             return None
         if self._closing is not None:
             return self._create(job.CLOSED, self._closing)
-        if seat is not None and self._report is not None:
-            signal = job.Signal("failure", _summary(self._report), self.record.name)
-            failure = Put(job.failure_key(seat.generation, self.id), json.dumps(encode_report(self._report)).encode())
-            return self._create(job.signal_key(seat.generation), signal, failure)
+        if self._report is not None:
+            generation, report = self._report
+            signal = job.Signal("failure", _summary(report), self.record.name)
+            failure = Put(job.failure_key(generation, self.id), json.dumps(encode_report(report)).encode())
+            return self._create(job.signal_key(generation), signal, failure)
         if seat is not None and self._departure and board.number == seat.generation and board.signal() is None:
             return self._create(job.signal_key(seat.generation), job.Signal("departure", self._departure, self.record.name))
         if seat is not None and self._is_done:

@@ -121,7 +121,7 @@ class Participant(Membership):
                 self.has_left = True
             case Put(key, value, _) if key == job.node_key(self.id):
                 self._written = job.decode(job.NodeRecord, value)
-            case Put(key, value, _) if seat is not None and key == job.failure_key(seat.generation, self.id):
+            case Put(key, _, _) if self._report is not None and key == job.failure_key(self._report[0], self.id):
                 self._report = None
             case Put(key, value, _) if seat is not None and key == job.done_key(seat.generation, self.id):
                 self._is_done = False

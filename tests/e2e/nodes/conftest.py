@@ -144,7 +144,7 @@ def job(start_rallyrun: Callable[..., Any], script: Callable[..., Path], tmp_pat
 
 @pytest.fixture(scope="session")
 def within() -> Callable[[str, float, float], None]:
-    """``within(what, took_s, promised_s)`` prints the figure, and fails where it is above the promise and the allowance for load."""
+    """``within(what, took_s, promised_s)`` prints the figure, and fails where it is above the promise plus LOADED_S."""
 
     def check(what: str, took_s: float, promised_s: float) -> None:
         print(f"{what}: {took_s:.3f} s (promised: {promised_s:g} s)")

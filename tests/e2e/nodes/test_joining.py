@@ -81,7 +81,7 @@ def established_connections(port: int) -> int:
 
 
 def test_a_spare_takes_over_and_ends_well(job: Any, within: Any, wait_until: Any):
-    """P26: beyond the most nodes one waits; its death disturbs nobody; it takes a lost node's place; unneeded, it exits with 0."""
+    """P26: a node too many waits; its death disturbs nobody; it takes a lost one's place; unneeded, it exits with 0."""
     options = {"nnodes": "2:2", "workers": 1}
     host = job.start_host(**options)
     member = job.start(**options)

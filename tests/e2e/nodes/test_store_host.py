@@ -6,6 +6,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +21,15 @@ def gone_after(node: Any, since: float, timeout_s: float = 20.0) -> float:
     return time.monotonic() - since
 
 
-def own_lines(node: Any) -> list[str]:
-    """What the launcher said, without the workers and without what it says about its settings."""
+def errors(node: Any) -> list[str]:
+    """What the launcher has to say about its own end."""
     return [line for line in node.stderr.splitlines() if line.startswith("rallyrun: error")]
 
 
 def local_addresses() -> Iterator[str]:
     """One address for each interface of this machine that has one; link-local ones need a zone and are left out."""
     listing = Path("/proc/net/fib_trie").read_text().splitlines()
-    pairs = zip(listing, listing[1:], strict=False)
-    yield from sorted({line.split()[-1] for line, below in pairs if "/32 host LOCAL" in below})
+    yield from sorted({line.split()[-1] for line, below in pairwise(listing) if "/32 host LOCAL" in below})
     for line in Path("/proc/net/if_inet6").read_text().splitlines():
         digits, _, _, scope, _, _ = line.split()
         if scope != "20":
@@ -52,7 +52,7 @@ def test_a_killed_host_ends_the_job_within_seconds(job: Any, within: Any, wait_u
     within("from kill -9 of the store's host to the end of the other node", took_s, 7.0)
     assert other.wait() == 3
     line = ["rallyrun: error: the coordination store at", f"localhost:{job.port} is gone"]
-    assert [all(part in said for part in line) for said in own_lines(other)] == [True]
+    assert [all(part in said for part in line) for said in errors(other)] == [True]
     wait_until(lambda: not any(alive(worker.pid) for worker in workers), 5.0)
 
 
@@ -67,13 +67,13 @@ def test_a_host_that_is_stopped_ends_the_job_for_all(job: Any, within: Any, numb
     assert host.end(number) == 128 + number
     within("from the signal to the end of the other node", gone_after(other, asked_at), 1.0)
     assert other.wait() == 3
-    assert len(own_lines(other)) == 1
-    assert f"{number.name} was received on" in own_lines(other)[0]
-    assert "hosts the coordination store, so the job ends for all" in own_lines(other)[0]
+    assert len(errors(other)) == 1
+    assert f"{number.name} was received on" in errors(other)[0]
+    assert "hosts the coordination store, so the job ends for all" in errors(other)[0]
 
 
 def test_a_silent_store_ends_the_job_after_the_stated_time(job: Any, within: Any, wait_until: Any, alive: Any):
-    """P07: the host is paused for good; the workers are killed after the lease, the agent ends store_timeout later, in one line."""
+    """P07: the host is paused for good; workers are killed after the lease, the agent ends store_timeout later, in one line."""
     conf = "last_call_timeout=0.2,keep_alive_interval=0.4,store_timeout=2"
     host = job.start_host(conf=conf)
     other = job.start(conf=conf)
@@ -85,18 +85,17 @@ def test_a_silent_store_ends_the_job_after_the_stated_time(job: Any, within: Any
     within("from the store's silence to the end of the workers", time.monotonic() - paused_at, 1.2)
     within("from the store's silence to the end of the node", gone_after(other, paused_at), 1.2 + 2.0)
     assert other.wait() == 3
-    assert len(own_lines(other)) == 1
-    assert f"the coordination store at localhost:{job.port} was not reached within 2 s" in own_lines(other)[0]
+    assert len(errors(other)) == 1
+    assert f"the coordination store at localhost:{job.port} was not reached within 2 s" in errors(other)[0]
     host.kill()
 
 
 # --- who it is -------------------------------------------------------------------------------------------------------------
 
 
-def reach(job: Any, host: str, *more: dict[str, Any], finish: bool = True) -> list[Any]:
+def reach(job: Any, host: str) -> list[Any]:
     """Let two nodes meet at this host, started at the same time; the workers of both."""
-    options = more or ({}, {})
-    nodes = [job.start(nnodes="2", workers=1, host=host, **one) for one in options]
+    nodes = [job.start(nnodes="2", workers=1, host=host) for _ in range(2)]
     starts = [start for node in nodes for start in node.wait_for_world(2)]
     job.finish()
     assert [node.wait() for node in nodes] == [0, 0], [node.stderr for node in nodes]
@@ -134,25 +133,25 @@ def test_who_is_the_host_can_be_said(job: Any):
     assert "this node hosts" not in client.stderr
 
 
-def test_a_host_that_cannot_listen_says_so(job: Any, within: Any):
+def test_a_host_that_cannot_listen_says_so(job: Any):
     """P05: is_host=true at an address of another machine, and at a port that is taken."""
     elsewhere = job.start(nnodes="2", workers=1, conf="is_host=true", host="192.0.2.77")
     job.start_host(nnodes="2", workers=1)
     second = job.start(nnodes="2", workers=1, conf="is_host=true")
     assert (elsewhere.wait(), second.wait()) == (3, 3)
-    assert "192.0.2.77 is no address of this machine" in own_lines(elsewhere)[0]
-    assert f":{job.port}" in own_lines(second)[0]
-    assert "Address already in use" in own_lines(second)[0]
+    assert "192.0.2.77 is no address of this machine" in errors(elsewhere)[0]
+    assert f":{job.port}" in errors(second)[0]
+    assert "Address already in use" in errors(second)[0]
 
 
-def test_no_name_service_is_needed(job: Any, tmp_path: Path):
-    """P06: a numeric endpoint, and workers that are told numeric addresses; a name that does not resolve is tried until it does."""
+def test_no_name_service_is_needed(job: Any):
+    """P06: a numeric endpoint, workers that are told numeric addresses; a name that does not resolve is tried for a while."""
     starts = reach(job, "127.0.0.1")
     assert {start.master[0] for start in starts} == {"127.0.0.1"}
     lost = job.start(nnodes="2", conf="join_timeout=1", host="no-such-host.invalid")
     assert lost.wait() == 3
-    assert "no-such-host.invalid" in own_lines(lost)[0]
-    assert "within 1 s" in own_lines(lost)[0]
+    assert "no-such-host.invalid" in errors(lost)[0]
+    assert "within 1 s" in errors(lost)[0]
 
 
 # --- who may come ----------------------------------------------------------------------------------------------------------
@@ -165,8 +164,8 @@ def test_an_agent_of_another_job_is_refused_by_name(job: Any, within: Any):
     stranger = job.start(run_id="the-second")
     within("from its start to its refusal", gone_after(stranger, stranger.began_at), 1.0)
     assert stranger.wait() == 3
-    assert "'the-first'" in own_lines(stranger)[0]
-    assert "'the-second'" in own_lines(stranger)[0]
+    assert "'the-first'" in errors(stranger)[0]
+    assert "'the-second'" in errors(stranger)[0]
     job.finish()
     assert host.wait() == 0
     assert len(host.starts()) == 1
@@ -181,8 +180,8 @@ def test_only_who_knows_the_secret_may_join(job: Any, tmp_path: Path):
     without = job.start(nnodes="2:3")
     wrong = job.start(nnodes="2:3", env={"RALLYPOINT_SECRET": "another secret of some length"})
     assert (without.wait(), wrong.wait()) == (3, 3)
-    assert "asks for a secret" in own_lines(without)[0]
-    assert "the secret, or the name of the job, is not the same" in own_lines(wrong)[0]
+    assert "asks for a secret" in errors(without)[0]
+    assert "the secret, or the name of the job, is not the same" in errors(wrong)[0]
     other = job.start(nnodes="2:3", env={"RALLYPOINT_SECRET": SECRET})
     starts = host.wait_for_world(4) + other.wait_for_world(4)
     assert not [name for start in starts for name in start.env if "SECRET" in name]

@@ -10,10 +10,7 @@ from typing import Any
 import pytest
 
 BOOM = "raise ValueError('boom')"
-
-
-def latest(*groups: list[Any]) -> float:
-    return float(max(start.at for group in groups for start in group))
+KNOWN_BEGINNINGS = ("Cause: ", "  ", "Also: ", "Victims: ", "Stopped by the launcher: ")
 
 
 def verdict(node: Any) -> list[str]:
@@ -24,14 +21,13 @@ def verdict(node: Any) -> list[str]:
     return lines[begins:ends]
 
 
-KNOWN_BEGINNINGS = ("Cause: ", "  ", "Also: ", "Victims: ", "Stopped by the launcher: ")
-
-
-def meet(job: Any, *flags: str, conf: str = "restart_backoff=0.2", workers: int = 2) -> tuple[list[Any], float]:
-    """Two nodes whose workers run, the store's host first, and when they did."""
+def meet(job: Any, *flags: str, conf: str = "restart_backoff=0.2", workers: int = 2) -> list[Any]:
+    """Two nodes whose workers run, the store's host first."""
     options = {"nnodes": "2", "workers": workers, "conf": conf}
     nodes = [job.start_host("--node-rank", "0", *flags, **options), job.start("--node-rank", "1", *flags, **options)]
-    return nodes, latest(*(node.wait_for_world(2 * workers) for node in nodes))
+    for node in nodes:
+        node.wait_for_world(2 * workers)
+    return nodes
 
 
 def next_world(nodes: list[Any], since: float, size: int = 4) -> list[Any]:
@@ -43,7 +39,7 @@ def next_world(nodes: list[Any], since: float, size: int = 4) -> list[Any]:
 
 def test_a_failure_stops_all_workers_at_once(job: Any, within: Any, wait_until: Any, alive: Any):
     """P28: those of other nodes within two seconds; then all begin again, together, with one restart spent."""
-    nodes, began_at = meet(job, "--max-restarts", "1")
+    nodes = meet(job, "--max-restarts", "1")
     before = nodes[0].wait_for_world(4)
     failed_at = time.monotonic()
     job.order(2, BOOM)
@@ -59,7 +55,7 @@ def test_a_failure_stops_all_workers_at_once(job: Any, within: Any, wait_until: 
 
 
 def test_one_verdict_on_all_nodes(job: Any, wait_until: Any):
-    """P12: a cause, a victim that only lost its peer, and one that was stopped. The victim's agent is held up until both failed."""
+    """P12: a cause, a victim that only lost its peer, and one that was stopped. The victim's agent is held up until both are."""
     options = {"nnodes": "3", "workers": 1}
     nodes = [job.start_host("--node-rank", "0", **options), *(job.start("--node-rank", str(r), **options) for r in (1, 2))]
     starts = [node.wait_for_world(3)[0] for node in nodes]
@@ -83,7 +79,7 @@ def test_one_verdict_on_all_nodes(job: Any, wait_until: Any):
 
 def test_a_node_that_did_not_fail_names_the_cause(job: Any):
     """P12, P37: its last line says what ended the job, and its exit code is the cause's where that was asked for."""
-    nodes, _ = meet(job, "--pass-exit-code")
+    nodes = meet(job, "--pass-exit-code")
     job.order(3, "raise SystemExit(7)")
     assert [node.wait() for node in reversed(nodes)] == [7, 7]
     assert "rallyrun: error: the job has failed: rank 3 " in nodes[0].stderr
@@ -95,7 +91,7 @@ def test_a_node_that_did_not_fail_names_the_cause(job: Any):
 
 def test_one_budget_for_the_whole_job(job: Any):
     """P14: two nodes fail in turn; a node that is lost and comes back costs nothing and gives nothing back; the third ends it."""
-    nodes, _ = meet(job, "--max-restarts", "2")
+    nodes = meet(job, "--max-restarts", "2")
     for number, rank in enumerate((0, 2), 1):
         failed_at = time.monotonic()
         job.order(rank, BOOM)
@@ -111,7 +107,7 @@ def test_one_budget_for_the_whole_job(job: Any):
 
 def test_what_no_restart_can_help_is_not_retried(job: Any, within: Any):
     """P15: an exit code that was named ends the job on all nodes at once, whatever the budget."""
-    nodes, _ = meet(job, "--max-restarts", "5", "--no-retry-exit-codes", "2")
+    nodes = meet(job, "--max-restarts", "5", "--no-retry-exit-codes", "2")
     failed_at = time.monotonic()
     job.order(3, "raise SystemExit(2)")
     assert [node.wait() for node in nodes] == [1, 1]
@@ -122,7 +118,7 @@ def test_what_no_restart_can_help_is_not_retried(job: Any, within: Any):
 
 def test_the_back_off_grows(job: Any):
     """P15: none before the first restart, then 0.3 s, then twice that."""
-    nodes, _ = meet(job, "--max-restarts", "3", conf="restart_backoff=0.3", workers=1)
+    nodes = meet(job, "--max-restarts", "3", conf="restart_backoff=0.3", workers=1)
     pauses_s = []
     for _ in range(3):
         failed_at = time.monotonic()
@@ -137,14 +133,14 @@ def test_the_back_off_grows(job: Any):
 
 def test_old_failures_are_forgiven(job: Any, wait_until: Any):
     """P15: one restart in any 0.6 s; a failure after that time is paid again, a second one within it is the end."""
-    nodes, began_at = meet(job, "--max-restarts", "1", "--restart-window", "0.6", workers=1)
+    nodes = meet(job, "--max-restarts", "1", "--restart-window", "0.6", workers=1)
     for number in (1, 2):
         failed_at = time.monotonic()
         job.order(1, BOOM)
-        began_at = latest(again := next_world(nodes, failed_at, size=2))
-        assert {start.restarts for start in again} == {number}
+        assert {start.restarts for start in next_world(nodes, failed_at, size=2)} == {number}
         if number == 1:
-            wait_until(lambda began_at=began_at: time.monotonic() > began_at + 0.8)
+            over_at = time.monotonic() + 0.8
+            wait_until(lambda over_at=over_at: time.monotonic() > over_at)
     job.order(1, BOOM)
     assert [node.wait() for node in nodes] == [1, 1]
     assert "all 1 restart(s) within 0.6 s are used up" in nodes[0].stderr
@@ -155,7 +151,7 @@ def test_old_failures_are_forgiven(job: Any, wait_until: Any):
 
 def test_a_failure_elsewhere_ends_the_wait_of_a_node_that_is_done(job: Any, within: Any):
     """P11: it is not waited for at the exit barrier, which is 300 s long; the job has failed on all nodes."""
-    nodes, _ = meet(job, workers=1)
+    nodes = meet(job, workers=1)
     job.finish(rank=1)
     nodes[0].agent.wait_for(lambda: is_draining(nodes[1]))
     failed_at = time.monotonic()
@@ -172,7 +168,7 @@ def is_draining(node: Any) -> bool:
 
 def test_who_is_done_waits_for_the_others(job: Any):
     """P11: and starts anew with them when one of them fails and a restart is left."""
-    nodes, _ = meet(job, "--max-restarts", "1", workers=1)
+    nodes = meet(job, "--max-restarts", "1", workers=1)
     job.finish(rank=1)
     nodes[0].agent.wait_for(lambda: is_draining(nodes[1]))
     (job.folder / "finish.1").unlink()
@@ -185,7 +181,7 @@ def test_who_is_done_waits_for_the_others(job: Any):
 
 def test_the_exit_barrier_has_the_length_that_was_asked_for(job: Any, within: Any):
     """P11: who is done leaves after it, with 0; those who are busy go on as if nothing had happened."""
-    nodes, _ = meet(job, "--exit-barrier-timeout", "0.5", workers=1)
+    nodes = meet(job, "--exit-barrier-timeout", "0.5", workers=1)
     done_at = time.monotonic()
     job.finish(rank=1)
     assert nodes[1].wait() == 0
@@ -201,7 +197,7 @@ def test_the_exit_barrier_has_the_length_that_was_asked_for(job: Any, within: An
 @pytest.mark.parametrize("first", [0, 1])
 def test_all_nodes_end_together(job: Any, within: Any, first: int):
     """P11: whoever is done first, the store's host or another, the wait ends when the last one is done."""
-    nodes, _ = meet(job, workers=1)
+    nodes = meet(job, workers=1)
     job.finish(rank=first)
     nodes[1 - first].agent.wait_for(lambda: is_draining(nodes[first]))
     done_at = time.monotonic()
