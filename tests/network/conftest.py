@@ -1,4 +1,4 @@
-"""Machines on one machine: a network namespace for each, with a name and, if asked for, a clock of its own, and no DNS.
+"""Machines on one machine: a network namespace for each, with a name and, if asked for, a clock of its own, and no names.
 
 The namespaces hang on a switch, in a namespace too, so that nothing of the real machine's network is touched:
 
@@ -26,10 +26,10 @@ from pathlib import Path
 
 import pytest
 
-TOOLS = ("ip", "tc", "unshare")
+TOOLS = ("ip", "tc", "unshare", "getent")
 NAMES = Path("/etc/netns")  # what stands here under a namespace's name covers the files of /etc for whoever runs in it
 SECOND_ADDRESS = "10.78.0.1"
-IPV6_ADDRESS = "fd00:77::1"
+NOBODY = "10.77.0.250"  # who asks there for a name waits for long
 PORT = 29400
 ENTER = 'echo "$0" > /proc/sys/kernel/hostname && exec "$@"'
 SKEWED_WALL_CLOCK = """
@@ -45,7 +45,7 @@ journal = os.open(folder / "journal", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
 names = ("RANK", "WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT")
 said = {name.lower(): int(os.environ[name]) for name in names}
 said |= {"master_addr": os.environ["MASTER_ADDR"], "node": os.uname().nodename, "pid": pid}
-said["began"] = time.clock_gettime(time.CLOCK_TAI)
+said |= {"began": time.clock_gettime(time.CLOCK_TAI), "uptime": time.monotonic(), "wall": time.time()}
 os.write(journal, (json.dumps(said) + "\\n").encode())
 while not (folder / "finish").exists():
     os.pwrite(beat, struct.pack("d", time.clock_gettime(time.CLOCK_TAI)), 0)
@@ -183,6 +183,13 @@ class Node:
         self.agents.append(Agent(command, env, output))
         return self.agents[-1]
 
+    def knows(self, name: str) -> bool:
+        """Whether a name is found here, in a second."""
+        with contextlib.suppress(subprocess.CalledProcessError, subprocess.TimeoutExpired):
+            subprocess.run(["ip", "netns", "exec", self.namespace, "getent", "hosts", name], check=True, timeout=1)
+            return True
+        return False
+
     def cut(self, sent: bool = True, received: bool = True) -> float:
         """Let what this node sends, or what is sent to it, or both vanish; gives the time of the cut."""
         for link, is_cut in ((f"up{self.index}", sent), (f"down{self.index}", received)):
@@ -223,8 +230,8 @@ class Network:
     def add_namespace(self, name: str) -> None:
         self._namespaces.append(name)
         (NAMES / name).mkdir(parents=True)
-        for file in ("hosts", "resolv.conf"):
-            (NAMES / name / file).touch()
+        (NAMES / name / "hosts").touch()
+        (NAMES / name / "resolv.conf").write_text(f"nameserver {NOBODY}\n")
         sh("ip", "netns", "add", name)
 
     def remove(self) -> None:

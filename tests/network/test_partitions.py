@@ -122,11 +122,16 @@ def test_host_out_of_reach_ends_the_others_P07(network: Any, wait_until: WaitUnt
 
 @pytest.mark.parametrize("address", ["10.77.0.1", "10.78.0.1", "[fd00:77::1]"], ids=["cable", "second address", "IPv6"])
 def test_addresses_are_enough_P05_P06(network: Any, wait_until: WaitUntil, address: str) -> None:
-    """P05, P06: the host knows itself by any address of any interface, and no name has to be looked up."""
+    """P05, P06: the host knows itself by any address of any interface, and no name is looked up: nobody would answer."""
     net = network(2)
+    began = clock()
     for node in net.nodes:
         node.start("--nnodes", "2", endpoint=f"{address}:29400")
     workers = wait_until(lambda: net.journal.whole_world(2), 15)
+    took_s = max(worker["began"] for worker in workers) - began
+    print(f"both nodes run workers after {took_s:.2f} s")
+    assert took_s <= 3.0  # no lookup was waited for
+    assert not net.nodes[0].knows("node1")
     assert "hosts the coordination store" in net.nodes[0].agents[0].text
     assert "hosts the coordination store" not in net.nodes[1].agents[0].text
     masters = {worker["master_addr"] for worker in workers}
@@ -138,6 +143,9 @@ def test_addresses_are_enough_P05_P06(network: Any, wait_until: WaitUntil, addre
 def test_clocks_that_disagree_P48(network: Any, wait_until: WaitUntil) -> None:
     """P48: a node 15 minutes, and a day of uptime, ahead of the host is as good as any other, before a cut and after it."""
     net, workers = two_nodes(network, wait_until, skewed=True)
+    ahead, others = ([worker for worker in workers if worker["node"] == node] for node in ("node1", "node0"))
+    assert ahead[0]["uptime"] - others[0]["uptime"] > 80_000
+    assert ahead[0]["wall"] - others[0]["wall"] > 800
     pass_time(clock() + LEASE_S + 1.0, wait_until)
     assert net.journal.whole_world(2) == workers
     cut_at = net.nodes[1].cut()

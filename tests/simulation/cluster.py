@@ -13,6 +13,7 @@ from tests.simulation.engine import Engine
 from tests.simulation.faults import Faults
 from tests.simulation.network import Link
 from tests.simulation.oracle import Oracle
+from tests.simulation.planted import planted
 from tests.simulation.setup import Setup
 from tests.simulation.world import Violation, World
 
@@ -154,10 +155,13 @@ def _quick_decoding() -> Iterator[None]:
 
 def simulate(seed: int, bug: str = "") -> Counter[str]:
     """Run one seed; `Failure` if anything is wrong in it."""
-    cluster = Cluster(seed)
+    with planted(bug), _quick_decoding():
+        return _simulate(Cluster(seed), seed, bug)
+
+
+def _simulate(cluster: Cluster, seed: int, bug: str) -> Counter[str]:
     try:
-        with _quick_decoding():
-            return cluster.run()
+        return cluster.run()
     except Failure:
         raise
     except Exception as error:  # a rule was broken, or the code under test broke down: either is what we look for

@@ -7,16 +7,18 @@ nothing, and that knows no other sign of death than silence.
 
 from __future__ import annotations
 
-from rallypoint.core.coordination import Read, Transaction, Watch
+from rallypoint.core.coordination import Event, Read, Transaction, Watch
 from rallypoint.core.keyspace import Keyspace, UnknownLease
 from tests.simulation.network import FIN, Connection, Link
-from tests.simulation.world import Clock, World
+from tests.simulation.world import Clock, Violation, World
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from tests.simulation.oracle import Oracle
 
 __all__ = ["Engine", "Session"]
+
+FORGIVEN_S = 0.5  # an absence that is longer is the store's own fault
 
 
 class Session:
@@ -46,6 +48,10 @@ class Engine:
         self._sessions: dict[int, Session] = {}
         self._connections: dict[Connection, None] = {}
         self._tick_at = float("inf")
+        self._away_since: float | None = None
+        self._absences_s = 0.0  # all that were long enough to count
+        self._heard: dict[int, float] = {}  # of each lease, when it was heard of, in time that the store was there
+        self._lease_of: dict[str, int] = {}
 
     # Being there.
 
@@ -64,6 +70,7 @@ class Engine:
     def pause(self, seconds: float) -> None:
         """Its loop does not come round for so long."""
         self.world.note("store", "is away", round(seconds, 3))
+        self._away_since = self.world.now if self._away_since is None else self._away_since
         self._away_until = max(self._away_until, self.world.now + seconds)
         self.world.at(self._away_until, self._turn)
 
@@ -100,6 +107,10 @@ class Engine:
         if self.is_dead or self.world.now < self._away_until:
             return
         now = self.clock.read(self.world.now)
+        if self._away_since is not None:
+            absence_s = self.world.now - self._away_since
+            self._absences_s += absence_s if absence_s > FORGIVEN_S else 0.0
+            self._away_since = None
         inbox, self._inbox = self._inbox, []
         for connection, message in inbox:
             if connection.server_open:
@@ -126,6 +137,9 @@ class Engine:
         changes = self.keyspace.take_changes()
         if not changes:
             return
+        for event in changes:
+            if event.key.startswith("up/nodes/"):
+                self._check_expiry(event)
         self.oracle.changed(changes, self.keyspace)
         through = self.keyspace.revision
         down = [event for event in changes if event.key.startswith("down/")]
@@ -140,12 +154,22 @@ class Engine:
                 if not down or connection not in self._watchers["down/"]:
                     connection.send_down(("events", through, up), is_event=True)
 
+    def _check_expiry(self, event: Event) -> None:
+        """Nobody is taken for dead before the store has listened in vain for as long as a lease lasts."""
+        if event.item is not None:
+            self._lease_of[event.key] = event.item.lease
+        elif event.cause == "expired":
+            listened_s = self.world.now - self._absences_s - self._heard[self._lease_of[event.key]]
+            if listened_s < self.oracle.setup.ttl_s * 0.98:
+                raise Violation(f"{event.key} expired, but the store has listened for {listened_s:.3f} s only")
+
     # What it is asked.
 
     def _serve(self, connection: Connection, message: tuple[object, ...], now: float) -> None:
         kind = message[0]
         if kind == "keep":
             lease = message[1]
+            self._heard[lease] = self.world.now - self._absences_s
             session = connection.session
             is_kept = (self.is_replicated or (session is not None and session.lease == lease)) and self.keyspace.keep_alive(
                 lease, now
@@ -155,6 +179,7 @@ class Engine:
             self._answer(connection, message[1], message[2])
         elif kind == "grant":
             lease = self.keyspace.grant(message[1], now)
+            self._heard[lease] = self.world.now - self._absences_s
             connection.session = self._sessions[lease] = Session(lease, connection)
             connection.send_down(("granted", lease, message[2]))
         elif kind == "resume":
@@ -189,6 +214,7 @@ class Engine:
         connection.send_down(("past", prefix, self.keyspace.revision, past), is_event=True)
 
     def _resume(self, connection: Connection, lease: int, sent_at: float, now: float) -> None:
+        self._heard[lease] = self.world.now - self._absences_s
         session = self._sessions.get(lease)
         is_kept = session is not None and self.keyspace.resume(lease, now)
         if is_kept:

@@ -35,6 +35,8 @@ class Oracle:
         self.seats: dict[int, dict[str, job.Seat]] = {}
         self.signals: dict[int, job.Signal] = {}
         self.succeeded: set[tuple[int, str]] = set()
+        self.dones: set[tuple[int, str]] = set()
+        self.present: set[str] = set()
         self.closed: job.Closed | None = None
         # Who wants to know what happens.
         self.notice: Callable[[str], None] = lambda scene: None
@@ -48,6 +50,7 @@ class Oracle:
             key, item = event.key, event.item
             if item is None:
                 if key.startswith("up/nodes/"):
+                    self.present.discard(key[9:])
                     self.notice("gone")
                     self.world.note("store", "node gone", (key[9:], event.cause))
                     self.world.tally[f"nodes {event.cause}"] += 1
@@ -65,8 +68,11 @@ class Oracle:
                 self.notice("signal")
             elif key.startswith("up/done/"):
                 self.world.note("store", "done", key[8:])
+                number, _, node_id = key[8:].partition("/")
+                self.dones.add((int(number), node_id))
                 self.notice("done")
             elif key.startswith("up/nodes/"):
+                self.present.add(key[9:])
                 self.notice("ready")
 
     def _formed(self, item: Item, keyspace: Keyspace) -> None:
@@ -144,6 +150,13 @@ class Oracle:
         if number == self.number and number in self.signals:
             raise Violation(f"generation {number} was told {self.signals[number]}, and then {signal}")
         self.signals.setdefault(number, signal)
+        if number == self.number and signal.kind == "loss":
+            self._check_loss(number)
+
+    def _check_loss(self, number: int) -> None:
+        """The loss of a member that is done is no loss."""
+        if not any(one not in self.present and (number, one) not in self.dones for one in self.seats[number]):
+            raise Violation(f"generation {number} ends for a loss, but whoever is gone was done")
 
     def _closed(self, item: Item) -> None:
         closed = job.decode(job.Closed, item.value)

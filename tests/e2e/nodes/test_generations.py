@@ -41,8 +41,8 @@ def check_generations(nodes: list[Any]) -> int:
     return len(seats)
 
 
-def test_all_members_of_a_generation_hold_the_same_world(job: Any, wait_until: Any):
-    """P46: nodes of 1, 2 and 1 workers; joins, kills, departures and failures at once, not one after the other."""
+def test_all_members_of_a_generation_hold_the_same_world(job: Any):
+    """P46: nodes of one and two workers; joins, kills, departures and failures at once, not one after the other."""
     options = {"nnodes": "1:4", "conf": "last_call_timeout=0.2,restart_backoff=0"}
     restarts = ("--max-restarts", "50")
     nodes = [job.start_host(*restarts, workers=1, **options)]
@@ -67,8 +67,9 @@ def test_all_members_of_a_generation_hold_the_same_world(job: Any, wait_until: A
         node.wait_for_world(sum(one.workers for one in members), since=joiners[0].began_at)
     job.finish()
     assert [node.wait() for node in members] == [0, 0]
-    print("generations:", check_generations(nodes))
-    assert check_generations(nodes) > 12
+    generations = check_generations(nodes)
+    print("generations:", generations)
+    assert generations > 6  # one for each turn at least; how many more depends on what came together
 
 
 # --- what is written down --------------------------------------------------------------------------------------------------
