@@ -77,10 +77,11 @@ class UnkillableWorkersError(RallypointError):
 class JobFailedError(RallypointError):
     """The job failed; none of the workers of this node was the cause. `lines` say who was, the same on every node."""
 
-    def __init__(self, why: str, lines: list[str], cause_exitcode: int | None) -> None:
+    def __init__(self, why: str, lines: list[str], cause_exitcode: int | None, cause_rank: int | None = None) -> None:
         self.why = why
         self.lines = lines
         self.cause_exitcode = cause_exitcode
+        self.cause_rank = cause_rank
         super().__init__(f"the job has failed: {why}")
 
 

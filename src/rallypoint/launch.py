@@ -145,7 +145,9 @@ def _raise_failures(name: str, result: RunResult, handler: RendezvousHandler) ->
     from rallypoint.processes.failures import ChildFailedError
 
     error = ChildFailedError(name=name, failures=result.failures)
-    error.cause_exitcode = verdict.cause_exitcode if isinstance(verdict, JobFailedError) else None
+    if isinstance(verdict, JobFailedError):
+        error.cause_exitcode = verdict.cause_exitcode
+        error.is_cause_elsewhere = verdict.cause_rank is not None and verdict.cause_rank not in result.failures
     raise error
 
 

@@ -6,7 +6,9 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
+from unittest.mock import patch
 
+from rallypoint.core import forming
 from rallypoint.core import job_records as job
 from tests.simulation.agent import Agent
 from tests.simulation.engine import Engine
@@ -15,7 +17,7 @@ from tests.simulation.network import Link
 from tests.simulation.oracle import Oracle
 from tests.simulation.planted import planted
 from tests.simulation.setup import Setup
-from tests.simulation.world import Violation, World
+from tests.simulation.world import TRACED, Violation, World
 
 __all__ = ["Cluster", "Failure", "simulate"]
 
@@ -63,8 +65,7 @@ class Cluster:
         self._indexes: dict[str, int] = {}
         for index in range(self.setup.nodes):
             self._expected += 1
-            delay_s = 0.0 if index == 0 else self.world.between(0.0, 1.5)
-            self.world.after(delay_s, self._start, index, f"node{index}", None)
+            self.world.after(self.world.between(0.0, 1.5), self._start, index, f"node{index}", None)
         self.faults = Faults(self)
         self.oracle.notice = self.faults.notice
         self.oracle.on_end, self.oracle.on_store_death = self._look_whether_over, self._store_died
@@ -79,7 +80,7 @@ class Cluster:
             return
         world, setup = self.world, self.setup
         is_host = index == 0 and not setup.is_replicated
-        link = Link(5e-5 if is_host else world.log_between(1e-4, 0.02), is_local=is_host)
+        link = Link(5e-5 if is_host else world.log_between(1e-4, 0.03), is_local=is_host)
         record = record or setup.record(world, name, index)
         self._started += 1
         self._indexes[name] = index
@@ -153,20 +154,22 @@ def _quick_decoding() -> Iterator[None]:
         job.decode = decode
 
 
-def simulate(seed: int, bug: str = "") -> Counter[str]:
-    """Run one seed; `Failure` if anything is wrong in it."""
+def simulate(seed: int, bug: str = "", is_traced: bool = False) -> Counter[str]:
+    """Run one seed; `Failure` if anything is wrong in it, with all of its trace if `is_traced`."""
     with planted(bug), _quick_decoding():
-        return _simulate(Cluster(seed), seed, bug)
+        cluster = Cluster(seed)
+        with patch.object(forming, "SEATS_PER_TRANSACTION", cluster.setup.seats_at_once):
+            return _simulate(cluster, seed, bug, is_traced)
 
 
-def _simulate(cluster: Cluster, seed: int, bug: str) -> Counter[str]:
+def _simulate(cluster: Cluster, seed: int, bug: str, is_traced: bool) -> Counter[str]:
     try:
         return cluster.run()
     except Failure:
         raise
     except Exception as error:  # a rule was broken, or the code under test broke down: either is what we look for
         what = str(error) if isinstance(error, Violation) else repr(error)
-        raise Failure(seed, what, cluster.world.now, trace_lines(cluster.world, SHOWN), bug) from error
+        raise Failure(seed, what, cluster.world.now, trace_lines(cluster.world, TRACED if is_traced else SHOWN), bug) from error
 
 
 def trace_lines(world: World, most: int) -> list[str]:

@@ -12,7 +12,7 @@ __all__ = ["Faults"]
 
 ECHO = "Connection reset by peer"
 LOST = ("", "", "down/generation", "seats/", "down/signal/", "down/leader", "up/done/", "up/nodes/", "down/closed")
-SCENES = ("generation", "signal", "leader", "done", "gone", "ready", "seat", "started")
+SCENES = ("generation", "signal", "leader", "done", "gone", "ready", "seat", "seats", "started")
 
 
 class Faults:
@@ -44,6 +44,7 @@ class Faults:
             world.at(world.between(0.5, setup.work_until), self._lie_in_ambush)
         for _ in range(setup.late_faults):
             world.at(world.between(setup.work_until, setup.heal_at), self._strike)
+        self._ambushes += ["done"] * setup.ambushes_at_end
         if setup.loses_host:
             world.at(world.between(2.0, setup.heal_at), self.lose_host)
 
@@ -62,19 +63,26 @@ class Faults:
         """The store shows this; whoever waited for it strikes now, or very soon."""
         if scene in self._ambushes and self.world.now < self.setup.heal_at - 1.0:
             self._ambushes.remove(scene)
-            self.world.after(self.world.log_between(1e-4, 0.3), self._strike)
+            if self.world.chance(0.5):
+                self._victim = self._leader()
+            self.world.after(self.world.log_between(1e-4, 0.3), self._strike, True)
 
     def _someone(self) -> Agent | None:
         """A living agent other than the store's host, the leader more often than chance would have it."""
         if self._victim is not None and self._victim.is_alive:
             return self._victim
         living = [one for one in self.cluster.agents if one.is_alive and not one.is_host]
-        leaders = [one for one in living if one.driver.participant is not None and one.driver.participant.leader is not None]
-        if leaders and self.world.chance(0.3):
-            self._victim = leaders[0]
-        else:
-            self._victim = self.world.choice(living) if living else None
+        self._victim = self._leader() if self.world.chance(0.3) else None
+        if self._victim is None and living:
+            self._victim = self.world.choice(living)
         return self._victim
+
+    def _leader(self) -> Agent | None:
+        for one in self.cluster.agents:
+            participant = one.driver.participant
+            if one.is_alive and not one.is_host and participant is not None and participant.leader is not None:
+                return one
+        return None
 
     # Programs.
 
@@ -85,9 +93,13 @@ class Faults:
         first = self._victim if self._victim in running else self.world.choice(running)
         code = self.world.choice((1, 1, 7, -9, -11, 42 if self.world.chance(0.1) else 1))
         first.fail(first.group, code, "ValueError: bad luck")
+        self._hurt_peers(first)
+
+    def _hurt_peers(self, first: Agent) -> None:
+        """Workers elsewhere notice that a peer is gone, and fail for that."""
         if self.world.chance(0.5):
-            for other in running:
-                if other is not first and self.world.chance(0.6):
+            for other in self.cluster.agents:
+                if other is not first and other.runs and self.world.chance(0.6):
                     self.world.after(self.world.between(0.0, 1.5), other.fail, other.group, 1, ECHO)
 
     # Processes and machines.
@@ -95,11 +107,13 @@ class Faults:
     def kill(self) -> None:
         if (agent := self._someone()) is not None:
             agent.die(with_machine=False)
+            self._hurt_peers(agent)
             self.cluster.start_again(agent, self.world.between(0.1, 6.0))
 
     def crash(self) -> None:
         if (agent := self._someone()) is not None:
             agent.die(with_machine=True)
+            self._hurt_peers(agent)
             self.cluster.start_again(agent, self.world.between(0.5, 8.0))
 
     def stop(self) -> None:
@@ -126,8 +140,8 @@ class Faults:
             self.cluster.start_new()
 
     def lose_host(self) -> None:
-        host = self.cluster.agents[0]
-        if not host.is_alive:
+        host = next((one for one in self.cluster.agents if one.is_host and one.is_alive), None)
+        if host is None:
             return
         how = self.world.choice(("kill", "crash", "terminate"))
         self.world.tally[f"host lost: {how}"] += 1
@@ -181,6 +195,8 @@ class Faults:
         if (agent := self._someone()) is not None:
             agent.link.slow_s = self.world.log_between(0.1, 3.0)
             self.world.after(self.world.between(1.0, 6.0), self._speed_up, agent)
+            if self.world.chance(0.4):
+                self.world.after(self.world.between(0.5, 4.0), self._cut, agent, 6.0)
 
     def _speed_up(self, agent: Agent) -> None:
         agent.link.slow_s = 0.0

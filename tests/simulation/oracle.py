@@ -71,6 +71,8 @@ class Oracle:
                 number, _, node_id = key[8:].partition("/")
                 self.dones.add((int(number), node_id))
                 self.notice("done")
+            elif key.startswith("seats/"):
+                self.notice("seats")
             elif key.startswith("up/nodes/"):
                 self.present.add(key[9:])
                 self.notice("ready")
@@ -86,6 +88,9 @@ class Oracle:
             raise Violation(f"generation {number} was formed after the job had ended")
         if self.number and self.number not in self.signals:
             raise Violation(f"generation {number} was formed although {self.number} was never told to stop")
+        leader = keyspace.read(job.LEADER).items
+        if not leader or leader[0].create_revision != generation.attempt:
+            raise Violation(f"generation {number} was formed in term {generation.attempt}, which is over")
         items = keyspace.read(job.seats_of_attempt(number, generation.attempt)).items
         seats = {item.key.rpartition("/")[2]: job.decode(job.Seat, item.value) for item in items}
         self._check_seats(generation, seats)
@@ -123,6 +128,11 @@ class Oracle:
         counts = ("failures", "losses", "departures", "joins")
         if any(getattr(new, name) < getattr(old, name) for name in counts):
             raise Violation(f"what was spent became less: {old}, then {new}")
+        explained = ("failures", "losses", "departures")
+        if self.number and self.signals[self.number].kind == "failure" and sum(getattr(new, name) for name in explained) <= sum(
+            getattr(old, name) for name in explained
+        ):
+            raise Violation(f"a failure ended generation {self.number}, and nobody paid for it: {old}, then {new}")
         paid = len(new.recent_ages_s) if restarts.window_s else new.failures
         if paid > restarts.max_restarts:
             raise Violation(f"{paid} failures were paid, of {restarts.max_restarts} restarts")

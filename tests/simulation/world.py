@@ -11,9 +11,9 @@ from collections.abc import Callable
 from heapq import heappop, heappush
 from random import Random
 
-__all__ = ["Clock", "Violation", "World"]
+__all__ = ["TRACED", "Clock", "Violation", "World"]
 
-TRACED = 400
+TRACED = 1000
 
 
 class Violation(AssertionError):

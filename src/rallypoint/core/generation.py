@@ -48,6 +48,7 @@ class Policy(Value):
     join_timeout_s: float = 600.0
     last_call_s: float = 30.0
     scale_up_window_s: float = 0.3
+    lease_s: float = 3.0
     after_expiry_s: float = 0.0
     ready_timeout_s: float = 35.0
 
@@ -207,7 +208,8 @@ def _consider_joiners(roster: Mapping[str, Node], current: Current, policy: Poli
     waiting = [node for node in roster.values() if node.is_ready and node.id not in current.members]
     if len(current.members) >= policy.max_nodes:
         return Wait(f"generation {current.number} runs with all {policy.max_nodes} nodes; {len(waiting)} are spare")
-    joiners = _admissible(waiting, now)
+    admissible = _admissible(list(roster.values()), now)  # of all, because members hold ranks too
+    joiners = [node for node in admissible if node.is_ready and node.id not in current.members]
     together = len(current.members) + len(joiners)
     if usable(together, policy) <= len(current.members):
         return Wait(f"generation {current.number} runs", _next_release(waiting, now))

@@ -121,7 +121,7 @@ class Leader:
 
     def _decide(self, board: Board, now: float) -> Transaction | None:
         self._decide_at = None
-        second = self.roster.second_holder(now)
+        second = self.roster.second_holder(now, self.policy.lease_s, board.refusals)
         if second is not None:
             return self._fenced((), Put(job.refusal_key(second.id), second.why.encode()))
         current = self._current(board)
@@ -134,7 +134,9 @@ class Leader:
             case Form() as form:
                 return self._form(form, current, board, now)
             case Wait() as wait:
-                return self._rest(wait, now)
+                due_at = self.roster.refusal_due_at(self.policy.lease_s, board.refusals)
+                times = [at for at in (wait.wake_at, due_at) if at is not None]
+                return self._rest(wait.replace(wake_at=min(times, default=None)), now)
 
     def _current(self, board: Board) -> Current | None:
         if board.generation is None:

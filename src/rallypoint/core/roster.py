@@ -6,7 +6,7 @@ It is kept up by the changes under ``up/``, one at a time and at the same cost h
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from contextlib import suppress
 
 from rallypoint.core import job_records as job
@@ -23,7 +23,6 @@ __all__ = ["Roster", "SecondHolder"]
 MAX_NAMED = 16
 SOON_S = 10.0  # a node that dies this soon after a generation was formed with it is one that keeps dying
 LONGEST_HOLD_S = 60.0
-REFUSE_AFTER_S = 3.0  # the first holder of a rank may be dying; its lease tells by then
 
 
 class SecondHolder(Value):
@@ -150,19 +149,26 @@ class Roster:
 
     # Who is here.
 
-    def second_holder(self, now: float) -> SecondHolder | None:
-        """A node that has waited one lease for an explicit rank which another live node holds."""
-        if not self._explicit:
-            return None
-        holders: dict[int, Node] = {}
-        for node in sorted(self.nodes.values(), key=lambda node: node.arrival):
-            if not node.record.hint_is_explicit:
-                continue
-            first = holders.setdefault(node.record.rank_hint, node)
-            if first is not node and node.is_ready and now >= node.since + REFUSE_AFTER_S:
+    def second_holder(self, now: float, lease_s: float, refused: Container[str]) -> SecondHolder | None:
+        """A node that has waited one lease, in case the other is dying, for an explicit rank which another live node holds."""
+        for first, node in self._second_holders(refused):
+            if now >= node.since + lease_s:
                 why = f"rank {node.record.rank_hint} is held by {first.record.name} at {first.record.address}, which lives"
                 return SecondHolder(node.id, why)
         return None
+
+    def refusal_due_at(self, lease_s: float, refused: Container[str]) -> float | None:
+        return min((node.since + lease_s for _, node in self._second_holders(refused)), default=None)
+
+    def _second_holders(self, refused: Container[str]) -> Iterator[tuple[Node, Node]]:
+        """Each that is ready and has not been told yet, after the one that holds its rank."""
+        holders: dict[int, Node] = {}
+        nodes = sorted(self.nodes.values(), key=lambda node: node.arrival) if self._explicit else []
+        for node in nodes:
+            if node.record.hint_is_explicit:
+                first = holders.setdefault(node.record.rank_hint, node)
+                if first is not node and node.is_ready and node.id not in refused:
+                    yield first, node
 
     def who_is_here(self, wanted: int) -> str:
         names = sorted(node.record.name for node in self.nodes.values())

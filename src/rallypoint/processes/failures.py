@@ -104,7 +104,9 @@ class ChildFailedError(Exception):
         super().__init__(name, failures)  # both, so that the error survives pickling
         self.name = name
         self.failures = failures
-        self.cause_exitcode: int | None = None  # of the worker that was the cause, where that is one of another node
+        # What the verdict on a job of several nodes says: how the cause ended, and whether it was a worker of another node.
+        self.cause_exitcode: int | None = None
+        self.is_cause_elsewhere = False
 
     def __str__(self) -> str:
         return self.format_msg()

@@ -59,7 +59,9 @@ def summarize(error: ChildFailedError, border: str, rule: str) -> str:
     if not error.failures:
         return _between(border, [f"{error.name} FAILED", _line_of(rule), "No worker's failure is known; see the lines above."])
     rank, first = error.get_first_failure()
-    lines = [_short(f"{error.name} FAILED: rank {rank} {_what_happened(first)}"), _line_of(rule), *_first_cause(rank, first)]
+    title = "First failure on this node, a victim of the cause above" if error.is_cause_elsewhere else "First cause"
+    headline = _short(f"{error.name} FAILED: rank {rank} {_what_happened(first)}")
+    lines = [headline, _line_of(rule), *_first_cause(title, rank, first)]
     others = _other_failures(rank, first, error.failures)
     return _between(border, [*lines, *([_line_of(rule), *others] if others else [])])
 
@@ -102,9 +104,9 @@ def _exit_text(failure: ProcessFailure) -> str:
     return f"exit code {failure.exitcode}" + (f" ({_signal_text(failure)})" if failure.exitcode < 0 else "")
 
 
-def _first_cause(rank: int, failure: ProcessFailure) -> list[str]:
+def _first_cause(title: str, rank: int, failure: ProcessFailure) -> list[str]:
     return [
-        f"First cause, at {_time_text(failure.failed_at)}:",
+        f"{title}, at {_time_text(failure.failed_at)}:",
         f"  host: {failure.hostname}   rank: {rank} (local_rank: {failure.local_rank})   pid: {failure.pid}   "
         + _exit_text(failure).replace("code ", "code: ", 1),
         *_section("error", plain_lines(failure.message.strip())[:_MESSAGE_LINES_MAX]),

@@ -32,8 +32,8 @@ def error(closed: Closed | None) -> Exception | None:
         return RendezvousClosedError(f"the job has ended: {closed.why}")
     found = _verdict(closed)
     lines = verdict.explain(found) if found else []
-    code = found.cause.exitcode if found and found.cause else None
-    return JobFailedError(closed.why, lines, code)
+    cause = found.cause if found else None
+    return JobFailedError(closed.why, lines, cause.exitcode if cause else None, cause.rank if cause else None)
 
 
 def while_waiting(closed: Closed) -> Exception:

@@ -71,6 +71,7 @@ def _policy(params: RendezvousParameters, settings: Settings, introduction: Intr
         join_timeout_s=settings.join_timeout_s,
         last_call_s=settings.last_call_timeout_s,
         scale_up_window_s=settings.scale_up_window_s,
+        lease_s=lease_s(settings, params.max_nodes),
         ready_timeout_s=introduction.shutdown_timeout_s + READY_MARGIN_S,
     )
 

@@ -46,15 +46,17 @@ class MeetingPlace:
         self._secret = secret
         self._settings = settings
         self._identity = ""
+        self._engine: EmbeddedCoordination | None = None  # the latest, which knows how the last session ended
 
     def connect(self, timeout_s: float, refusal_timeout_s: float, pause: Callable[[float], bool]) -> EmbeddedCoordination | None:
         """A connection to the store, which is opened here if need be. None if `pause`, which sleeps, says that we are to stop."""
         began = time.monotonic()
         tell_at = began + PROGRESS_INTERVAL_S
-        refused_since: float | None = None
+        refused_since = self._engine.connection().refused_since if self._engine else None
         while True:
             try:
-                return self._try_once()
+                self._engine = self._try_once()
+                return self._engine
             except UnreachableError as error:
                 trouble, now = str(error), time.monotonic()
             refused_since = None if "refused" not in trouble else refused_since or now

@@ -1,0 +1,300 @@
+"""Bugs on purpose: each breaks one rule that makes the protocol safe, and the simulator has to find it.
+
+They are small replacements of one method or constant, in the code under test or in the shell that the simulator puts around it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from unittest.mock import patch
+
+from rallypoint.core import generation, leader, leases, seating
+from rallypoint.core import job_records as job
+from rallypoint.core.coordination import Compare, Outcome, Put, Transaction
+from rallypoint.core.forming import Forming
+from rallypoint.core.generation import Current, Policy
+from rallypoint.core.leader import Leader
+from rallypoint.core.membership import Membership
+from rallypoint.core.participant import Participant
+from rallypoint.core.restarts import Again, Purse
+from rallypoint.core.roster import Roster
+from tests.simulation.agent import Agent
+from tests.simulation.driver import Driver
+from tests.simulation.network import Connection
+
+__all__ = ["BUGS", "planted"]
+
+Bug = Callable[[], list[tuple[object, str, object]]]
+BUGS: dict[str, Bug] = {}
+
+
+def bug(make: Bug) -> Bug:
+    BUGS[make.__name__] = make
+    return make
+
+
+@contextmanager
+def planted(name: str) -> Iterator[None]:
+    """As long as it lasts, the bug of that name is there; none where there is no name."""
+    with ExitStack() as stack:
+        for owner, attribute, replacement in BUGS[name]() if name else []:
+            stack.enter_context(patch.object(owner, attribute, replacement))
+        yield
+
+
+# The leader's writes.
+
+
+@bug
+def leader_writes_without_its_term() -> list[tuple[object, str, object]]:
+    def fenced(self, compares, *operations):
+        return Transaction((Compare(job.CLOSED, "create", 0), *compares), operations)
+
+    return [(Leader, "_fenced", fenced)]
+
+
+@bug
+def generation_before_seats() -> list[tuple[object, str, object]]:
+    operations, advance = Forming.operations, Forming.advance
+
+    def generation_first(self):
+        real, self._step = self._step, {0: 0, 1: 1_000_000}.get(self._step, self._step - 1)
+        found = operations(self)
+        self._step = real
+        return found
+
+    def advance_later(self):
+        self._step -= 1
+        is_last = advance(self)
+        self._step += 1
+        return is_last and self._step > 1
+
+    return [(Forming, "operations", generation_first), (Forming, "advance", advance_later)]
+
+
+@bug
+def seats_of_any_attempt() -> list[tuple[object, str, object]]:
+    def without_attempt(number, attempt):
+        return f"seats/{number}.0/"
+
+    def nothing_to_clear(self):
+        return [Put(job.STATUS, b'{"text":""}')] if self._step == 0 else operations(self)
+
+    operations = Forming.operations
+    return [(job, "seats_of_attempt", without_attempt), (Forming, "operations", nothing_to_clear)]
+
+
+@bug
+def second_attempt_without_clearing() -> list[tuple[object, str, object]]:
+    operations = Forming.operations
+
+    def nothing_to_clear(self):
+        return [Put(job.STATUS, b'{"text":""}')] if self._step == 0 else operations(self)
+
+    return [(Forming, "operations", nothing_to_clear)]
+
+
+@bug
+def signal_not_compared() -> list[tuple[object, str, object]]:
+    def signal(self, number, record, *more):
+        return self._fenced((), Put(job.signal_key(number), job.encode(record)), *more)
+
+    return [(Leader, "_signal", signal)]
+
+
+@bug
+def formed_twice_after_a_lost_answer() -> list[tuple[object, str, object]]:
+    class Anything(int):
+        __ne__ = lambda self, other: False  # noqa: E731
+
+    make = Forming.__init__
+
+    def init(self, number, *args):
+        make(self, number, *args)
+        self.number = Anything(number)
+
+    return [(Forming, "__init__", init)]
+
+
+# What the leader knows.
+
+
+@bug
+def no_recount_of_who_is_done() -> list[tuple[object, str, object]]:
+    def load(self, items, now):
+        for item in items:
+            if not item.key.startswith("up/done/"):
+                self._put(item, now)
+
+    return [(Roster, "load", load)]
+
+
+@bug
+def no_recount_of_failures() -> list[tuple[object, str, object]]:
+    """Whoever leads next pays for a failure as if nobody had failed; so the budget never ends."""
+
+    def load(self, items, now):
+        for item in items:
+            if not item.key.startswith("up/failures/"):
+                self._put(item, now)
+
+    return [(Roster, "load", load)]
+
+
+@bug
+def purse_starts_anew_with_each_leader() -> list[tuple[object, str, object]]:
+    def judge(policy, purse, ended):
+        again = real(policy, Purse(), ended)
+        return again if isinstance(again, Again) else Again(Purse(), 0.0, "none", "")
+
+    real = leader.judge
+    return [(leader, "judge", judge)]
+
+
+@bug
+def no_wait_for_the_fence() -> list[tuple[object, str, object]]:
+    return [(generation, "_when_the_lost_have_stopped", lambda *_: float("-inf"))]
+
+
+@bug
+def no_margin_after_a_break() -> list[tuple[object, str, object]]:
+    return [(generation, "BREAK_MARGIN_S", 0.0)]
+
+
+@bug
+def no_wait_for_busy_members() -> list[tuple[object, str, object]]:
+    def regroup(roster, current, policy, now):
+        return real(roster, current.replace(signal_at=float("-inf")), policy, now)
+
+    real = generation._regroup
+    return [(generation, "_regroup", regroup)]
+
+
+@bug
+def joiner_after_a_done() -> list[tuple[object, str, object]]:
+    def running(nodes, current: Current, policy: Policy, now):
+        if any(one not in nodes and one not in current.done for one in current.members) or len(current.done) == len(current.members):
+            return real(nodes, current, policy, now)
+        return generation._consider_joiners(nodes, current, policy, now)
+
+    real = generation._running
+    return [(generation, "_running", running)]
+
+
+@bug
+def ranks_not_kept() -> list[tuple[object, str, object]]:
+    return [(seating, "_old_places", lambda chosen, before: {})]
+
+
+@bug
+def more_nodes_than_allowed() -> list[tuple[object, str, object]]:
+    def usable(nodes, policy):
+        return nodes if nodes >= policy.min_nodes else 0
+
+    return [(generation, "usable", usable)]
+
+
+# What a member does.
+
+
+@bug
+def done_is_bound_to_the_lease() -> list[tuple[object, str, object]]:
+    def next_write(self):
+        request = real(self)
+        if request is not None and request.then[0].key.startswith("up/done/"):
+            return Transaction((), (request.then[0].replace(lease=self._joining.lease),))
+        return request
+
+    real = Membership._next_write
+    return [(Membership, "_next_write", next_write)]
+
+
+@bug
+def looks_for_its_seat_once() -> list[tuple[object, str, object]]:
+    def note_seat(self, key, item):
+        seat = self.board.generation
+        real(self, job.seat_key(seat.number, seat.attempt, self.id), item)
+
+    real = Participant._note_seat
+    return [(Participant, "_note_seat", note_seat)]
+
+
+@bug
+def report_forgotten_when_ready() -> list[tuple[object, str, object]]:
+    def ready(self, now, port):
+        real(self, now, port)
+        self._report = None
+
+    real = Membership.ready
+    return [(Membership, "ready", ready)]
+
+
+# What the shell does.
+
+
+@bug
+def never_fenced() -> list[tuple[object, str, object]]:
+    return [(Driver, "valid_until", lambda self: float("inf"))]
+
+
+@bug
+def fence_counted_from_the_answer() -> list[tuple[object, str, object]]:
+    def kept(self, is_kept, sent_at):
+        real(self, is_kept, self.agent.time())
+
+    real = Driver._kept
+    return [(Driver, "_kept", kept)]
+
+
+@bug
+def ready_before_the_workers_are_gone() -> list[tuple[object, str, object]]:
+    def stop(self, why, at_once):
+        real(self, why, at_once)
+        participant = self.driver.participant
+        if participant is not None and not self.is_leaving and self.workers:
+            participant.ready(self.time(), 1)
+
+    real = Agent._stop
+    return [(Agent, "_stop", stop)]
+
+
+@bug
+def leaves_before_the_workers_are_gone() -> list[tuple[object, str, object]]:
+    def terminate(self):
+        if self.driver.participant is not None and not self.is_host and self.is_alive and not self.is_leaving:
+            self.driver.participant.leave()
+        real(self)
+
+    real = Agent.terminate
+    return [(Agent, "terminate", terminate)]
+
+
+@bug
+def lost_answer_taken_for_success() -> list[tuple[object, str, object]]:
+    def on_break(self, connection: Connection, why):
+        if isinstance(self.request, Transaction) and self.participant is not None and connection is self.connection:
+            request, self.request = self.request, None
+            self.participant.replied(request, Outcome(True, self.engine.keyspace.revision, (None,)), self.agent.time())
+        real(self, connection, why)
+
+    real = Driver.on_break
+    return [(Driver, "on_break", on_break)]
+
+
+@bug
+def watch_resumed_one_too_late() -> list[tuple[object, str, object]]:
+    def send_watch(self, prefix, revision):
+        real(self, prefix, revision + (self.request is None))
+
+    real = Driver._send_watch
+    return [(Driver, "_send_watch", send_watch)]
+
+
+# The store.
+
+
+@bug
+def absence_of_the_store_not_forgiven() -> list[tuple[object, str, object]]:
+    return [(leases, "AWAY_S", float("inf"))]
+
