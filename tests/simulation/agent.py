@@ -50,6 +50,7 @@ class Agent:
         self.workers = 0
         self.excused_until = 0.0  # it was stopped, and may be as late as that with what its fence demands
         self.is_paused = False
+        self.is_stubborn = False  # its workers will take too long to stop
         self._deferred: list[tuple[Callable[..., None], tuple[object, ...]]] = []
         self._group = 0  # which group of workers, so that what was planned for another is void
         self._is_stopping = self._is_killing = self._is_starting = False
@@ -341,6 +342,8 @@ class Agent:
         elif not self._is_stopping:
             self._is_stopping = True
             delay_s = self.world.between(0.001, self.setup.grace_s) if self.workers else 0.0
+            if self.is_stubborn:
+                delay_s, self.is_stubborn = delay_s + self.world.between(5.0, 15.0), False
             self.world.after(delay_s, self._workers_gone, self._group)
 
     def _kill(self) -> None:

@@ -199,6 +199,8 @@ class Driver:
             self._granted(message[1], message[2])
         elif kind == "lost" and message[1] == self._number:
             self._lost_lease()
+        elif kind == "compacted" and message[2] in self._watches:
+            self._compacted(message[1], message[2])
 
     def _kept(self, is_kept: bool, sent_at: float) -> None:
         if is_kept:
@@ -262,6 +264,17 @@ class Driver:
             if self._watches[prefix] <= through:
                 self._watches[prefix] = through + 1
         if self._untaken:
+            self.pump()
+
+    def _compacted(self, number: int, prefix: str) -> None:
+        """While we were away too much has changed: everything is read again."""
+        self.world.tally["histories too short"] += 1
+        del self._watches[prefix]
+        self._asked_watches.pop(number, None)
+        if number == self._number:
+            self.request = None
+        if self.participant is not None:
+            self.participant.look_again()
             self.pump()
 
     # The participant.

@@ -8,7 +8,7 @@ nothing, and that knows no other sign of death than silence.
 from __future__ import annotations
 
 from rallypoint.core.coordination import Event, Read, Transaction, Watch
-from rallypoint.core.keyspace import Keyspace, UnknownLease
+from rallypoint.core.keyspace import Compacted, Keyspace, UnknownLease
 from tests.simulation.network import FIN, Connection, Link
 from tests.simulation.world import Clock, Violation, World
 
@@ -38,7 +38,7 @@ class Engine:
         self.world, self.clock, self.oracle = world, clock, oracle
         self.is_replicated = is_replicated
         self.turn_s = turn_s  # how long a turn of the loop may take, so that messages meet in one
-        self.keyspace = Keyspace()
+        self.keyspace = Keyspace(history_events=oracle.setup.history)
         self.is_dead = False
         self.is_silent = False  # dead with its machine, so that nobody refuses connections
         self._away_until = 0.0
@@ -207,7 +207,11 @@ class Engine:
         """What has happened goes out first; what happens from now on comes with what everybody is told."""
         self._tell()
         prefix = request.prefix
-        past = self.keyspace.changes(prefix, request.from_revision)
+        try:
+            past = self.keyspace.changes(prefix, request.from_revision)
+        except Compacted:
+            connection.send_down(("compacted", number, prefix), is_event=True)
+            return
         self._watchers[prefix][connection] = None
         connection.prefixes.add(prefix)
         connection.send_down(("reply", number, None, request), is_event=True)

@@ -27,6 +27,7 @@ class Faults:
         kinds = [
             (self.fail_workers, 4), (self.kill, 2), (self.crash, 1), (self.stop, 2), (self.cut, 4), (self.reset, 2), (self.slow, 1),
             (self.pause_store, 1), (self.terminate, 1), (self.join, 2), (self.lose_reply, 3), (self.cut_many, 1),
+            (self.reset_many, 1), (self.be_stubborn, 1),
         ]  # fmt: skip
         self._kinds = [kind for kind, weight in kinds for _ in range(weight)]
         self._ambushes: list[str] = []
@@ -101,6 +102,11 @@ class Faults:
             for other in self.cluster.agents:
                 if other is not first and other.runs and self.world.chance(0.6):
                     self.world.after(self.world.between(0.0, 1.5), other.fail, other.group, 1, ECHO)
+
+    def be_stubborn(self) -> None:
+        """When they are told to stop the next time, the workers of this agent take longer than anybody waits."""
+        if (agent := self._someone()) is not None:
+            agent.is_stubborn = True
 
     # Processes and machines.
 
@@ -179,6 +185,11 @@ class Faults:
             self.world.note(agent.name, "gets a reset")
             agent.driver.connection.reset()
             self._hurt_workers(agent)
+
+    def reset_many(self) -> None:
+        for agent in self.cluster.agents:
+            if agent.is_alive and not agent.is_host and agent.driver.connection is not None and self.world.chance(0.5):
+                agent.driver.connection.reset()
 
     def _hurt_workers(self, agent: Agent) -> None:
         """What hits the network hits the workers too, often enough."""

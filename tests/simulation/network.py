@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["FIN", "Connection", "Link"]
 
 FIN = ("fin",)
-NOTICE_S = 0.02
+NOTICE_S = 0.08
 SPIKE = 0.998  # one message in 500 is late by seconds
 
 

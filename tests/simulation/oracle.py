@@ -21,6 +21,7 @@ __all__ = ["Oracle"]
 
 KEYS_PER_NODE = 6
 KEYS_OF_A_JOB = 24
+NEVER = float("inf")
 
 
 class Oracle:
@@ -34,6 +35,7 @@ class Oracle:
         self.generations: dict[int, job.Generation] = {}
         self.seats: dict[int, dict[str, job.Seat]] = {}
         self.signals: dict[int, job.Signal] = {}
+        self.signal_at: dict[int, float] = {}
         self.succeeded: set[tuple[int, str]] = set()
         self.dones: set[tuple[int, str]] = set()
         self.present: set[str] = set()
@@ -96,6 +98,9 @@ class Oracle:
         self._check_seats(generation, seats)
         self._check_purse(generation)
         self._check_ranks_are_kept(seats)
+        busy = [one for one in seats if self.nodes[one].is_alive and self.nodes[one].workers and self.nodes[one].node_id == one]
+        if busy:
+            raise Violation(f"generation {number} has {busy} as members, whose workers run")
         self.number = number
         self.generations[number], self.seats[number] = generation, seats
         self._check_keyspace(keyspace)
@@ -160,6 +165,7 @@ class Oracle:
         if number == self.number and number in self.signals:
             raise Violation(f"generation {number} was told {self.signals[number]}, and then {signal}")
         self.signals.setdefault(number, signal)
+        self.signal_at.setdefault(number, self.world.now)
         if number == self.number and signal.kind == "loss":
             self._check_loss(number)
 
@@ -175,6 +181,8 @@ class Oracle:
             raise Violation(f"the job had ended as {self.closed}, and then as {closed}")
         self.closed = closed
         self.world.tally[f"jobs {closed.kind}"] += 1
+        if closed.kind == "failed" and " joined; " in closed.why:
+            raise Violation(f"a joiner ended the job: {closed.why}")
         if closed.kind == "finished":
             idle = [node_id for node_id in self.seats[self.number] if (self.number, node_id) not in self.succeeded]
             if idle:
@@ -210,6 +218,8 @@ class Oracle:
             if other.workers and other is not agent and other.workers != generation:
                 if other.is_paused or self.world.now <= other.excused_until:
                     self.world.tally["overlaps with a stopped agent"] += 1
+                elif self.world.now >= self.signal_at.get(other.workers, NEVER) + 0.98 * self.setup.policy.ready_timeout_s:
+                    self.world.tally["overlaps with one that was left out"] += 1
                 else:
                     raise Violation(
                         f"{agent.name} starts workers of generation {generation}"

@@ -28,6 +28,7 @@ class Setup:
         self.grace_s = world.log_between(0.1, 5.0)
         self.nodes = 5 + world.below(3)
         self.spread_s = world.choice((0.3, 5.0, 10.0))
+        self.history = world.choice((20_000, 20_000, 20_000, 12))
         self.seats_at_once = world.choice((1, 2, 100))
         self.work_until = world.between(46.0, 58.0)
         self.heal_at = max(LEAST_S, self.work_until + self.spread_s)

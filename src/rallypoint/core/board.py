@@ -47,8 +47,8 @@ class Board:
             return
         if event.item is not None:
             self._put(event.item, now)
-        elif event.key == job.LEADER:
-            self.leader = None
+        elif event.key == job.LEADER and (self.leader is None or event.revision > self.leader.mod_revision):
+            self.leader = None  # unless it is the end of an earlier one, which an answer has overtaken
 
     def _put(self, item: Item, now: float) -> None:
         """Take in what was written; what nobody can read is not there."""

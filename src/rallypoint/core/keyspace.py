@@ -107,6 +107,9 @@ class Keyspace:
     def lease_count(self) -> int:
         return len(self._leases)
 
+    def has_lease(self, lease: int) -> bool:
+        return lease in self._leases
+
     # --- items -------------------------------------------------------------------------------------------------------------
 
     def transact(self, transaction: Transaction) -> Outcome:

@@ -61,6 +61,9 @@ class Leader:
     # What it sees.
 
     def see(self, event: Event, now: float) -> None:
+        """What is older than what we have read, or shall read, says nothing new; it may come from an earlier watch."""
+        if not self._is_watching or event.revision <= self._revision:
+            return
         self.roster.apply(event, now)
         self.touch(now)
 

@@ -135,9 +135,14 @@ class Membership:
             return self._create(job.signal_key(seat.generation), job.Signal("departure", self._departure, self.record.name))
         if seat is not None and self._is_done:
             return Transaction((), (Put(job.done_key(seat.generation, self.id), b"1"),))
-        if self._written != self.record:
+        if self._written != self.record and self._must_tell_record():
             return Transaction((), (Put(job.node_key(self.id), job.encode(self.record), self._joining.lease),))
         return None
+
+    def _must_tell_record(self) -> bool:
+        """A member that is not ready need not say so, as everybody knows it; one that was left out has to."""
+        is_member = self.seat is not None and self.board.number == self.seat.generation
+        return self.record.ready_after != job.NOT_READY or not is_member
 
     def _create(self, key: str, record: Value, *more: Operation) -> Transaction:
         """Write a record that only the first may write; `more` is done in any case, and we learn what stands there."""

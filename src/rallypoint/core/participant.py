@@ -164,7 +164,7 @@ class Participant(Membership):
         if seat is None or (seat.generation, seat.attempt) != (generation.number, generation.attempt) or not self._is_ready():
             return
         self.seat, self._last_generation = seat, seat.generation
-        self.record = self._written = self.record.replace(ready_after=job.NOT_READY)
+        self.record = self.record.replace(ready_after=job.NOT_READY)
         self._news.append(Seated(seat, generation))
 
     def _board_changed(self, now: float) -> None:

@@ -40,7 +40,7 @@ class Roster:
         self.generation = 0
         self.members: dict[str, Seated] = {}
         self.gone: dict[str, Gone] = {}
-        self._formed_at = 0.0
+        self._admitted_at: dict[str, float] = {}
         self._world_size = 0
         self._done: dict[int, set[str]] = {}
         self._failures: dict[int, dict[str, NodeReport]] = {}
@@ -91,11 +91,11 @@ class Roster:
         self._explicit -= node.record.hint_is_explicit
         if node_id in self.members:
             self.gone[node_id] = Gone(node.record.name, now, cause)
-            self._count_death(node.record.name, cause, now)
+            self._count_death(node_id, node.record.name, cause, now)
 
-    def _count_death(self, name: str, cause: str, now: float) -> None:
+    def _count_death(self, node_id: str, name: str, cause: str, now: float) -> None:
         """A name that died soon after admission is held back, longer each time; the first time is not counted."""
-        if cause == "deleted" or now > self._formed_at + SOON_S:
+        if cause == "deleted" or now > self._admitted_at.get(node_id, now) + SOON_S:
             self._quick_deaths.pop(name, None)
             return
         times = self._quick_deaths[name] = self._quick_deaths.get(name, 0) + 1
@@ -106,15 +106,23 @@ class Roster:
 
     def begin(self, generation: int, seats: Sequence[job.Seat], ids: Sequence[str], now: float) -> None:
         """The generation that counts has these members. Whoever of them is not here may have been lost this very moment."""
+        self._forget_readiness_of_the_late()
         self.generation = generation
         self.members = {node_id: Seated(seat.name, seat.group_rank) for node_id, seat in zip(ids, seats, strict=True)}
         self.gone = {
             node_id: Gone(seat.name, now, "expired") for node_id, seat in self.members.items() if node_id not in self.nodes
         }
-        self._formed_at = now
+        self._admitted_at = {node_id: self._admitted_at.get(node_id, now) for node_id in self.members}
         self._world_size = seats[0].world_size if seats else 0
         self._done = {number: ids for number, ids in self._done.items() if number >= generation}
         self._failures = {number: reports for number, reports in self._failures.items() if number >= generation}
+
+    def _forget_readiness_of_the_late(self) -> None:
+        """A member of the last generation that was left out is as ready as it was before that one; that is, not ready."""
+        for node_id in self.members:
+            node = self.nodes.get(node_id)
+            if node is not None and node.record.ready_after < self.generation:
+                self.nodes[node_id] = node.replace(record=node.record.replace(ready_after=job.NOT_READY))
 
     def done_members(self) -> frozenset[str]:
         return frozenset(self._done.get(self.generation, ())) & self.members.keys()

@@ -52,7 +52,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("keep_alive_max_attempt", "count", defaults.KEEP_ALIVE_MAX_ATTEMPT,
             "After how many such intervals of silence a node counts as dead. Their product is the lease: at least 1 s."),
     Setting("store_timeout", "seconds", defaults.STORE_SILENCE_S,
-            "How long the store may be silent until a node gives it up and ends."),
+            "How long a node that has lost the store tries to reach it again before it ends."),
     Setting("scale_up_window", "seconds_or_0", defaults.SCALE_UP_WINDOW_S,
             "How long nodes that join a running job are gathered before it is re-formed; not at all once the most are here."),
     Setting("node_unit", "count", defaults.NODE_UNIT,

@@ -43,7 +43,7 @@ class Line:
         self.openings = 0
         self.incarnation = ""
         self.token = ""  # of the session that the latest welcome began
-        self.trouble = "not tried yet"
+        self.trouble = "no answer yet"
         self.unreachable_since: float | None = now
         self.refused_since: float | None = None
         self._host, self._port = host, port

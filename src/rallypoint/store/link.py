@@ -6,6 +6,7 @@ import errno
 import os
 import select
 import socket
+import struct
 
 from rallypoint.store.frames import LARGE_FRAME_BYTES, FrameError, Inbox, make_frame
 from rallypoint.store.handshake import ClientHandshake, Welcome
@@ -140,4 +141,6 @@ class Link:
                 raise FrameError("no welcome")
 
     def close(self) -> None:
+        """At once: a FIN would wait behind what a broken network does not let out, and the store would not hear of it."""
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self._socket.close()

@@ -17,6 +17,7 @@ from rallypoint.store.serving import ServingLoop
 __all__ = ["CoordinationServer"]
 
 INCARNATION_BYTES = 8
+LOOK_AGAIN_S = 0.25
 
 
 class CoordinationServer:
@@ -44,13 +45,16 @@ class CoordinationServer:
         self._thread.start()
 
     def wait_until_alone(self, deadline: float, except_for: int = 1) -> bool:
-        """Wait, until `deadline` at the latest, until at most `except_for` clients are left; whether that is so."""
+        """Wait, until `deadline` at the latest, until at most `except_for` clients are left; whether that is so.
+
+        A node whose lease has ended is lost, even if its connection does not show it yet.
+        """
         with self._fewer:
-            while self._loop.client_count > except_for:
+            while self._loop.living_count() > except_for:
                 left_s = deadline - self._clock()
                 if left_s <= 0:
                     return False
-                self._fewer.wait(left_s)
+                self._fewer.wait(min(left_s, LOOK_AGAIN_S))  # nobody notifies of a lease that runs out
         return True
 
     def stop(self, linger_s: float = 0.0, reason: str = "its host has ended") -> None:

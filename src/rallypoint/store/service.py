@@ -82,6 +82,9 @@ class StoreService:
         replaced, self._replaced = self._replaced, []
         return replaced
 
+    def is_lost(self, session: Session) -> bool:
+        return bool(session.lease) and not self._keyspace.has_lease(session.lease)
+
     def next_expiry(self) -> float | None:
         return self._keyspace.next_expiry()
 

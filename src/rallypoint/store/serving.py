@@ -35,7 +35,7 @@ FAREWELL_S = 0.5
 
 
 class ServingLoop:
-    """Everything that the server's thread does. `wake` and `client_count` are for other threads too."""
+    """Everything that the server's thread does. `wake` and `living_count` are for other threads too."""
 
     def __init__(
         self,
@@ -54,7 +54,6 @@ class ServingLoop:
         self._listeners = {sock.fileno(): sock for sock in listeners}
         self._connections: dict[int, Connection] = {}
         self._strangers: dict[int, Connection] = {}  # in the order in which they came
-        self.client_count = 0  # without strangers
         self._held_bytes = 0
         self._refusals = Refusals()
         self._accept_again_at: float | None = None  # None while it accepts
@@ -66,6 +65,11 @@ class ServingLoop:
     def wake(self) -> None:
         """Make the turn under way the last before whoever runs the loop looks up."""
         os.eventfd_write(self._bell, 1)
+
+    def living_count(self) -> int:
+        """How many clients there are, without those that are lost: their lease has ended, and nobody will hear from them."""
+        clients = [connection.session for connection in list(self._connections.values()) if connection.is_welcome]
+        return sum(not self._service.is_lost(session) for session in clients)
 
     def turn(self) -> None:
         """Wait until there is something to do, and do it."""
@@ -171,7 +175,6 @@ class ServingLoop:
         if reason:
             self._refusals.add(connection.peer, reason)
         if connection.is_welcome:
-            self.client_count -= 1
             self._on_fewer()
 
     # --- one connection ----------------------------------------------------------------------------------------------------
@@ -205,7 +208,6 @@ class ServingLoop:
         answer = connection.handshake.answer(body)
         if connection.handshake.is_over:
             connection.welcome()
-            self.client_count += 1
             self._strangers.pop(connection.fd, None)
         connection.send(answer)
 
