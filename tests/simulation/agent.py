@@ -14,7 +14,7 @@ from rallypoint.core import news
 from rallypoint.core.coordination import Event, Outcome, Put, Snapshot, Transaction
 from rallypoint.core.failure_reports import NodeReport, WorkerFailure
 from rallypoint.core.participant import Joining, Participant
-from tests.simulation.driver import Driver
+from tests.simulation.driver import BROKEN_GRACE_S, Driver
 from tests.simulation.network import Link
 from tests.simulation.world import Clock, World
 
@@ -87,11 +87,11 @@ class Agent:
         self.is_paused = True
 
     def resume(self) -> None:
-        """The first thing after waking is to look whether we may still run workers."""
+        """The first thing after waking is to look whether we may still run workers; a break that it slept through it sees now."""
         if not self.is_alive or not self.is_paused:
             return
         self.is_paused = False
-        self.excused_until = self.world.now + KILL_S + 1e-6
+        self.excused_until = self.world.now + BROKEN_GRACE_S + KILL_S + 0.01
         self.driver.check_fence()
         deferred, self._deferred = self._deferred, []
         for act, args in deferred:

@@ -25,6 +25,8 @@ END_S = 140.0  # how long after the last fault everybody must have come to an en
 STORE_LOSS_S = 12.0
 SILENT_STORE_LOSS_S = 45.0
 SHOWN = 60
+LEAST_FAULTS = 10
+LEAST_S = 60
 
 
 class Failure(Exception):
@@ -54,7 +56,7 @@ def _rebuild(seed: int, what: str, text: str) -> Failure:
 class Cluster:
     """The agents of one job, and the store that they meet in."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int | str) -> None:
         self.world = World(seed)
         self.setup = Setup(self.world)
         self.oracle = Oracle(self.world, self.setup)
@@ -135,10 +137,10 @@ class Cluster:
 
     def _count(self) -> None:
         tally = self.world.tally
-        tally["seeds"] += 1
+        tally["jobs"] += 1
         tally["agents"] += len(self.agents)
-        tally["virtual seconds"] += int(max(self.world.now, self.setup.heal_at))
-        tally["seeds on a replicated store" if self.setup.is_replicated else "seeds on an embedded store"] += 1
+        tally["virtual seconds"] += int(self.world.now)
+        tally["jobs on a replicated store" if self.setup.is_replicated else "jobs on an embedded store"] += 1
         if self.oracle.closed is None:
             tally["jobs without an end of their own"] += 1
 
@@ -155,11 +157,17 @@ def _quick_decoding() -> Iterator[None]:
 
 
 def simulate(seed: int, bug: str = "", is_traced: bool = False) -> Counter[str]:
-    """Run one seed; `Failure` if anything is wrong in it, with all of its trace if `is_traced`."""
+    """Run one seed; `Failure` if anything is wrong in it, with all of its trace if `is_traced`.
+
+    A job that ends early is followed by another one, until it was enough: of time, and of faults.
+    """
+    tally: Counter[str] = Counter(seeds=1)
     with planted(bug), _quick_decoding():
-        cluster = Cluster(seed)
-        with patch.object(forming, "SEATS_PER_TRANSACTION", cluster.setup.seats_at_once):
-            return _simulate(cluster, seed, bug, is_traced)
+        while tally["faults"] < LEAST_FAULTS or tally["virtual seconds"] < LEAST_S:
+            cluster = Cluster(f"{seed}.{tally['jobs']}")
+            with patch.object(forming, "SEATS_PER_TRANSACTION", cluster.setup.seats_at_once):
+                tally.update(_simulate(cluster, seed, bug, is_traced))
+    return tally
 
 
 def _simulate(cluster: Cluster, seed: int, bug: str, is_traced: bool) -> Counter[str]:

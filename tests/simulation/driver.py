@@ -17,7 +17,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from tests.simulation.agent import Agent
 
-__all__ = ["Driver"]
+__all__ = ["BROKEN_GRACE_S", "Driver"]
 
 BROKEN_GRACE_S = 0.25
 REQUEST_TIMEOUT_S = 10.0

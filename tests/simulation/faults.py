@@ -26,8 +26,8 @@ class Faults:
         self.cluster, self.world, self.setup = cluster, cluster.world, cluster.setup
         kinds = [
             (self.fail_workers, 4), (self.kill, 2), (self.crash, 1), (self.stop, 2), (self.cut, 4), (self.reset, 2), (self.slow, 1),
-            (self.pause_store, 1), (self.terminate, 1), (self.join, 2), (self.lose_reply, 3), (self.cut_many, 1),
-            (self.reset_many, 1), (self.be_stubborn, 1),
+            (self.pause_store, 1), (self.terminate, 1), (self.join, 2), (self.lose_reply, 3), (self.lose_request, 2),
+            (self.cut_many, 1), (self.reset_many, 1), (self.be_stubborn, 1),
         ]  # fmt: skip
         self._kinds = [kind for kind, weight in kinds for _ in range(weight)]
         self._ambushes: list[str] = []
@@ -202,6 +202,12 @@ class Faults:
         if agent is not None and agent.driver.connection is not None:
             agent.driver.connection.loses_reply_about = self.world.choice(LOST)
 
+    def lose_request(self) -> None:
+        """What this agent asks next, or next about these keys, never gets to the store."""
+        agent = self._someone()
+        if agent is not None and agent.driver.connection is not None:
+            agent.driver.connection.loses_request_about = self.world.choice(LOST)
+
     def slow(self) -> None:
         if (agent := self._someone()) is not None:
             agent.link.slow_s = self.world.log_between(0.1, 3.0)
@@ -223,5 +229,5 @@ class Faults:
             agent.link.slow_s = 0.0
             agent.link.heal(self.world.now)
             if agent.driver.connection is not None:
-                agent.driver.connection.loses_reply_about = None
+                agent.driver.connection.loses_reply_about = agent.driver.connection.loses_request_about = None
             agent.resume()

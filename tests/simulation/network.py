@@ -60,7 +60,7 @@ class Connection:
     """Both ends of one connection. `session` and `prefixes` are the server's, of whom it serves and what that one watches."""
 
     __slots__ = (
-        "client_open", "down_free", "driver", "engine", "held_down", "held_up", "link", "loses_reply_about", "prefixes",
+        "client_open", "down_free", "driver", "engine", "held_down", "held_up", "link", "loses_reply_about", "loses_request_about", "prefixes",
         "server_open", "session", "up_free", "watch_free", "world",
     )  # fmt: skip
 
@@ -73,11 +73,17 @@ class Connection:
         self.session: Session | None = None
         self.prefixes: set[str] = set()
         self.loses_reply_about: str | None = None
+        self.loses_request_about: str | None = None
         link.connections.append(self)
 
     # From the client to the server.
 
     def send_up(self, message: tuple[object, ...]) -> None:
+        if self.loses_request_about is not None and message[0] == "ask" and _is_about(message[2], self.loses_request_about):
+            self.world.note(self.driver.agent.name, "loses a request", message[2])
+            self.world.tally["requests lost"] += 1
+            self.reset()
+            return
         if self.link.cut_up:
             self.held_up.append(message)
             return
@@ -130,7 +136,7 @@ class Connection:
 
     def reset(self) -> None:
         """Something between the two ends it."""
-        self.loses_reply_about = None
+        self.loses_reply_about = self.loses_request_about = None
         world = self.world
         at_server = world.between(0.0, 1.0) * self.link.base_s + (world.between(0.0, 0.5) if world.chance(0.2) else 0.0)
         at_client = world.between(0.0, at_server + NOTICE_S)

@@ -166,12 +166,13 @@ class Oracle:
             raise Violation(f"generation {number} was told {self.signals[number]}, and then {signal}")
         self.signals.setdefault(number, signal)
         self.signal_at.setdefault(number, self.world.now)
-        if number == self.number and signal.kind == "loss":
+        if number == self.number and signal.kind in ("loss", "departure"):
             self._check_loss(number)
 
     def _check_loss(self, number: int) -> None:
-        """The loss of a member that is done is no loss."""
-        if not any(one not in self.present and (number, one) not in self.dones for one in self.seats[number]):
+        """The loss of a member that is done is no loss; one that leaves says so before it goes."""
+        not_done = [one for one in self.seats[number] if (number, one) not in self.dones]
+        if not any(one not in self.present or self.nodes[one].is_leaving for one in not_done):
             raise Violation(f"generation {number} ends for a loss, but whoever is gone was done")
 
     def _closed(self, item: Item) -> None:
@@ -181,7 +182,7 @@ class Oracle:
             raise Violation(f"the job had ended as {self.closed}, and then as {closed}")
         self.closed = closed
         self.world.tally[f"jobs {closed.kind}"] += 1
-        if closed.kind == "failed" and " joined; " in closed.why:
+        if closed.kind == "failed" and " joined; " in closed.why and self.signals[self.number].kind == "join":
             raise Violation(f"a joiner ended the job: {closed.why}")
         if closed.kind == "finished":
             idle = [node_id for node_id in self.seats[self.number] if (self.number, node_id) not in self.succeeded]

@@ -195,6 +195,26 @@ def more_nodes_than_allowed() -> list[tuple[object, str, object]]:
     return [(generation, "usable", usable)]
 
 
+@bug
+def left_out_counts_as_ready() -> list[tuple[object, str, object]]:
+    return [(Roster, "_forget_readiness_of_the_late", lambda self: None)]
+
+
+@bug
+def decision_not_repeated_when_it_was_lost() -> list[tuple[object, str, object]]:
+    def decide_once(self, board, now):
+        self._decide_at = None
+        return real(self, board, now)
+
+    real = Leader._decide
+    return [(Leader, "_decide", decide_once)]
+
+
+@bug
+def joiner_without_a_budget() -> list[tuple[object, str, object]]:
+    return [(Leader, "_why_nobody_may_join", lambda self, board: "")]
+
+
 # What a member does.
 
 
@@ -228,6 +248,11 @@ def report_forgotten_when_ready() -> list[tuple[object, str, object]]:
 
     real = Membership.ready
     return [(Membership, "ready", ready)]
+
+
+@bug
+def departs_although_it_is_done() -> list[tuple[object, str, object]]:
+    return [(Membership, "_is_missed", lambda self, seat: self.board.number == seat.generation and self.board.signal() is None)]
 
 
 # What the shell does.

@@ -12,7 +12,6 @@ __all__ = ["Setup"]
 
 TTL_S = 3.0
 REPLICATED_FENCE_S = 30.0
-LEAST_S = 60.0
 
 
 class Setup:
@@ -30,8 +29,8 @@ class Setup:
         self.spread_s = world.choice((0.3, 5.0, 10.0))
         self.history = world.choice((20_000, 20_000, 20_000, 12))
         self.seats_at_once = world.choice((1, 2, 100))
-        self.work_until = world.between(46.0, 58.0)
-        self.heal_at = max(LEAST_S, self.work_until + self.spread_s)
+        self.work_until = world.between(60.0, 66.0)
+        self.heal_at = self.work_until + self.spread_s
         self.faults = 10 + world.below(5)
         self.ambushes = world.below(6)
         self.ambushes_at_end = world.choice((0, 0, 1, 2))
@@ -67,7 +66,7 @@ class Setup:
             backoff_s=world.choice((0.0, 0.2, 1.0)),
             max_backoff_s=3.0,
             window_s=world.choice((0.0, 0.0, 20.0)),
-            max_membership_changes=world.choice((None, None, None, None, 12)),
+            max_membership_changes=world.choice((None, None, None, 3, 8)),
         )
 
     @staticmethod

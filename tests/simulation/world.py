@@ -42,7 +42,7 @@ class World:
 
     __slots__ = ("_heap", "_pushed", "is_over", "now", "random", "tally", "trace")
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int | str) -> None:
         self.now = 0.0
         self.is_over = False
         self.random = Random(seed).random

@@ -28,7 +28,7 @@ from rallypoint.core.coordination import (
 )
 from rallypoint.core.forming import Forming
 from rallypoint.core.generation import Conclude, Current, Form, Interrupt, Policy, Wait, decide
-from rallypoint.core.restarts import GiveUp, Purse, RestartPolicy, judge
+from rallypoint.core.restarts import Ended, GiveUp, Purse, RestartPolicy, judge
 from rallypoint.core.roster import Roster
 from rallypoint.core.verdict import encode as encode_verdict
 
@@ -123,12 +123,15 @@ class Leader:
     # What it decides.
 
     def _decide(self, board: Board, now: float) -> Transaction | None:
-        self._decide_at = None
+        """What is to be written stays due until it is answered: asked again, it is decided again."""
         second = self.roster.second_holder(now, self.policy.lease_s, board.refusals)
         if second is not None:
             return self._fenced((), Put(job.refusal_key(second.id), second.why.encode()))
         current = self._current(board)
-        match decide(self.roster.nodes, current, self.policy, now):
+        decision = decide(self.roster.nodes, current, self.policy, now)
+        if isinstance(decision, Interrupt) and decision.kind == "join" and (refusal := self._why_nobody_may_join(board)):
+            decision = Wait(refusal)
+        match decision:
             case Interrupt(kind, why):
                 return self._signal(board.number, job.Signal(kind, why[:MAX_WHY], self.name))
             case Conclude():
@@ -140,6 +143,12 @@ class Leader:
                 due_at = self.roster.refusal_due_at(self.policy.lease_s, board.refusals)
                 times = [at for at in (wait.wake_at, due_at) if at is not None]
                 return self._rest(wait.replace(wake_at=min(times, default=None)), now)
+
+    def _why_nobody_may_join(self, board: Board) -> str:
+        """A joiner whom no budget would pay for is kept waiting; let in, it would end the job."""
+        purse = board.generation.purse if board.generation else Purse()
+        ruling = judge(self.restarts, purse, Ended(joined=("a node",)))
+        return ruling.why if isinstance(ruling, GiveUp) else ""
 
     def _current(self, board: Board) -> Current | None:
         if board.generation is None:

@@ -57,7 +57,8 @@ class Membership:
         self._looked_at = 0  # the revision of the generation in which we have looked for our seat
         self._stopped = 0  # the last generation that our agent was told to stop
         self._report: tuple[int, NodeReport] | None = None  # of which generation; kept until it is written, whatever comes next
-        self._is_done = False
+        self._is_done = False  # and that has to be told
+        self._done_in = 0  # the last generation in which we were done
         self._departure = ""
         self._closing: job.Closed | None = None
         self.is_leaving = False
@@ -84,7 +85,8 @@ class Membership:
 
     def done(self) -> None:
         """All our workers have succeeded."""
-        self._is_done = self.seat is not None
+        if self.seat is not None:
+            self._is_done, self._done_in = True, self.seat.generation
 
     def departing(self, why: str) -> None:
         """We shall leave once our workers are gone; the others need not wait for that to stop theirs."""
@@ -131,13 +133,17 @@ class Membership:
             signal = job.Signal("failure", _summary(report), self.record.name)
             failure = Put(job.failure_key(generation, self.id), json.dumps(encode_report(report)).encode())
             return self._create(job.signal_key(generation), signal, failure)
-        if seat is not None and self._departure and board.number == seat.generation and board.signal() is None:
+        if seat is not None and self._departure and self._is_missed(seat):
             return self._create(job.signal_key(seat.generation), job.Signal("departure", self._departure, self.record.name))
         if seat is not None and self._is_done:
             return Transaction((), (Put(job.done_key(seat.generation, self.id), b"1"),))
         if self._written != self.record and self._must_tell_record():
             return Transaction((), (Put(job.node_key(self.id), job.encode(self.record), self._joining.lease),))
         return None
+
+    def _is_missed(self, seat: job.Seat) -> bool:
+        """Whether the others cannot go on without us; they can if we are done."""
+        return self.board.number == seat.generation and self.board.signal() is None and self._done_in != seat.generation
 
     def _must_tell_record(self) -> bool:
         """A member that is not ready need not say so, as everybody knows it; one that was left out has to."""

@@ -16,7 +16,8 @@ from rallypoint.rendezvous.settings import Settings, agreed, mismatch
 
 __all__ = ["Identity", "lease_s", "make_joining"]
 
-READY_MARGIN_S = 5.0  # beyond the time that workers have to stop
+LEAST_READY_MARGIN_S = 5.0
+FENCE_MARGIN_S = 0.5
 NODES_PER_KEEPALIVE_SECOND = 1000
 
 
@@ -72,8 +73,13 @@ def _policy(params: RendezvousParameters, settings: Settings, introduction: Intr
         last_call_s=settings.last_call_timeout_s,
         scale_up_window_s=settings.scale_up_window_s,
         lease_s=lease_s(settings, params.max_nodes),
-        ready_timeout_s=introduction.shutdown_timeout_s + READY_MARGIN_S,
+        ready_timeout_s=introduction.shutdown_timeout_s + _ready_margin_s(settings, params.max_nodes),
     )
+
+
+def _ready_margin_s(settings: Settings, max_nodes: int) -> float:
+    """Beyond the time that workers have to stop. A node that cannot hear the signal has fenced itself by then."""
+    return max(LEAST_READY_MARGIN_S, lease_s(settings, max_nodes) + FENCE_MARGIN_S)
 
 
 def _restarts(settings: Settings, introduction: Introduction) -> RestartPolicy:
