@@ -133,7 +133,7 @@ class _Fields:  # noqa: PLW1641  # Value defines it; a Record is no key
         for name, one in self._fields.items():
             if name not in values and one.factory is not None:
                 values[name] = one.factory()
-        if len(values) != len(self._fields) or len(args) > len(self._positional) or (args and kwargs):
+        if values.keys() != self._fields.keys() or len(args) > len(self._positional) or (args and kwargs):
             self._check_arguments(args, kwargs, values)
         self.__dict__.update({name: values[name] for name in self._fields})
 

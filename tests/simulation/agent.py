@@ -36,12 +36,14 @@ class Agent:
     """A process on a machine. `workers` is the generation whose workers may run here, 0 when there are none."""
 
     def __init__(
-        self, world: World, engine: Engine, oracle: Oracle, setup: Setup, record: job.NodeRecord, link: Link, clock: Clock, serial: int
-    ) -> None:
+        self, world: World, engine: Engine, oracle: Oracle, setup: Setup, record: job.NodeRecord, link: Link, clock: Clock, serial: int,
+        is_stranger: bool = False,
+    ) -> None:  # fmt: skip
         self.world, self.engine, self.oracle, self.setup = world, engine, oracle, setup
         self.record, self.link, self.clock = record, link, clock
         self.name = f"{record.name}#{serial}"
         self.is_host = link.is_local
+        self.is_stranger = is_stranger  # it takes the job for another one, and must not be let in
         self.started_at = world.now
         self.is_alive = True
         self.is_leaving = False
@@ -106,7 +108,7 @@ class Agent:
             node_id=self.node_id,
             lease=lease,
             record=self.record,
-            settings=setup.settings,
+            settings={**setup.settings, "protocol": 2} if self.is_stranger else setup.settings,
             mismatch=setup.mismatch,
             policy=setup.policy,
             restarts=setup.restarts,
@@ -240,6 +242,12 @@ class Agent:
             self._stop("SIGTERM", False)
         else:
             self._leave()
+
+    def close_job(self) -> None:
+        """Somebody has had enough: no further generation, but nobody's workers are stopped."""
+        if self.driver.participant is not None and not self.is_leaving:
+            self.driver.participant.close("closed", f"{self.name} closed it")
+            self.driver.pump()
 
     def _leave(self) -> None:
         self.world.after(LEAVE_TIMEOUT_S, self._exit)

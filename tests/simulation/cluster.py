@@ -75,7 +75,7 @@ class Cluster:
 
     # Starting agents.
 
-    def _start(self, index: int, name: str, record: job.NodeRecord | None) -> None:
+    def _start(self, index: int, name: str, record: job.NodeRecord | None, is_stranger: bool = False) -> None:
         self._expected -= 1
         if self.oracle.closed is not None:  # whoever starts jobs starts no agents for one that is over
             self._look_whether_over()
@@ -87,7 +87,7 @@ class Cluster:
         self._started += 1
         self._indexes[name] = index
         world.note(name, "is started", self._started)
-        agent = Agent(world, self.engine, self.oracle, setup, record, link, setup.clock(world), self._started)
+        agent = Agent(world, self.engine, self.oracle, setup, record, link, setup.clock(world), self._started, is_stranger)
         self.agents.append(agent)
 
     def start_again(self, agent: Agent, delay_s: float) -> None:
@@ -98,11 +98,10 @@ class Cluster:
         self._expected += 1
         self.world.after(delay_s, self._start, self._indexes[name], name, agent.record)
 
-    def start_new(self) -> None:
+    def start_new(self, is_stranger: bool) -> None:
         index = len(self._indexes)
         self._expected += 1
-        self._indexes[f"node{index}"] = index
-        self._start(index, f"node{index}", None)
+        self._start(index, f"node{index}", None, is_stranger)
 
     # Running.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rallypoint.core.agent import Draining
 from tests.simulation.agent import Agent
 
 TYPE_CHECKING = False
@@ -26,8 +27,8 @@ class Faults:
         self.cluster, self.world, self.setup = cluster, cluster.world, cluster.setup
         kinds = [
             (self.fail_workers, 4), (self.kill, 2), (self.crash, 1), (self.stop, 2), (self.cut, 4), (self.reset, 2), (self.slow, 1),
-            (self.pause_store, 1), (self.terminate, 1), (self.join, 2), (self.lose_reply, 3), (self.lose_request, 2),
-            (self.cut_many, 1), (self.reset_many, 1), (self.be_stubborn, 1),
+            (self.pause_store, 1), (self.terminate, 1), (self.join, 2), (self.lose_reply, 3), (self.lose_request, 3),
+            (self.cut_many, 1), (self.reset_many, 1), (self.be_stubborn, 2), (self.depose, 1),
         ]  # fmt: skip
         self._kinds = [kind for kind, weight in kinds for _ in range(weight)]
         self._ambushes: list[str] = []
@@ -48,6 +49,8 @@ class Faults:
         self._ambushes += ["done"] * setup.ambushes_at_end
         if setup.loses_host:
             world.at(world.between(2.0, setup.heal_at), self.lose_host)
+        if setup.is_closed:
+            world.at(world.between(20.0, setup.heal_at), self.close_job)
 
     def _strike(self, is_sequel: bool = False) -> None:
         if not is_sequel or self.world.chance(0.4):
@@ -64,9 +67,13 @@ class Faults:
         """The store shows this; whoever waited for it strikes now, or very soon."""
         if scene in self._ambushes and self.world.now < self.setup.heal_at - 1.0:
             self._ambushes.remove(scene)
+            delay_s = self.world.log_between(1e-4, 0.3)
+            if self.world.chance(0.3):
+                self.world.after(delay_s, self.lose_done if scene == "done" else self.depose)
+                return
             if self.world.chance(0.5):
                 self._victim = self._leader()
-            self.world.after(self.world.log_between(1e-4, 0.3), self._strike, True)
+            self.world.after(delay_s, self._strike, True)
 
     def _someone(self) -> Agent | None:
         """A living agent other than the store's host, the leader more often than chance would have it."""
@@ -122,6 +129,14 @@ class Faults:
             self._hurt_peers(agent)
             self.cluster.start_again(agent, self.world.between(0.5, 8.0))
 
+    def lose_done(self) -> None:
+        """One that is done, and waits for the others, is lost; often the leader too."""
+        done = [one for one in self.cluster.agents if one.is_alive and not one.is_host and isinstance(one.state, Draining)]
+        if done:
+            self.world.choice(done).die(with_machine=self.world.chance(0.2))
+        if self.world.chance(0.6):
+            self.depose()
+
     def stop(self) -> None:
         """SIGSTOP, and SIGCONT later; the store's host takes the store with it."""
         living = [one for one in self.cluster.agents if one.is_alive]
@@ -143,7 +158,12 @@ class Faults:
 
     def join(self) -> None:
         if sum(one.is_alive for one in self.cluster.agents) < self.setup.nodes + 3:
-            self.cluster.start_new()
+            is_stranger = bool(self.cluster.oracle.number) and self.world.chance(0.1)  # the first one decides what the job is
+            self.cluster.start_new(is_stranger)
+
+    def close_job(self) -> None:
+        if (agent := self._someone()) is not None:
+            agent.close_job()
 
     def lose_host(self) -> None:
         host = next((one for one in self.cluster.agents if one.is_host and one.is_alive), None)
@@ -162,6 +182,13 @@ class Faults:
     def cut(self) -> None:
         if (agent := self._someone()) is not None:
             self._cut(agent, self.world.log_between(0.1, 8.0) if self.world.chance(0.95) else 40.0)
+
+    def depose(self) -> None:
+        """The leader is cut off for just long enough to be replaced; what it sent last arrives after that."""
+        if (leader := self._leader()) is not None:
+            self.world.note(leader.name, "is deposed")
+            leader.link.cut(up=True, down=self.world.chance(0.5))
+            self.world.after(self.setup.ttl_s * self.world.between(0.7, 1.5), self._mend, leader)
 
     def cut_many(self) -> None:
         seconds = self.world.log_between(0.1, 8.0)
@@ -203,8 +230,8 @@ class Faults:
             agent.driver.connection.loses_reply_about = self.world.choice(LOST)
 
     def lose_request(self) -> None:
-        """What this agent asks next, or next about these keys, never gets to the store."""
-        agent = self._someone()
+        """What this agent, mostly the leader, asks next, or next about these keys, never gets to the store."""
+        agent = (self._leader() if self.world.chance(0.6) else None) or self._someone()
         if agent is not None and agent.driver.connection is not None:
             agent.driver.connection.loses_request_about = self.world.choice(LOST)
 

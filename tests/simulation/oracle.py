@@ -73,6 +73,8 @@ class Oracle:
                 number, _, node_id = key[8:].partition("/")
                 self.dones.add((int(number), node_id))
                 self.notice("done")
+            elif key.startswith("down/refused/"):
+                self._refused(key.rpartition("/")[2])
             elif key.startswith("seats/"):
                 self.notice("seats")
             elif key.startswith("up/nodes/"):
@@ -114,6 +116,8 @@ class Oracle:
         order = sorted(seats.items(), key=lambda pair: pair[1].group_rank)
         first_rank, in_role = 0, dict.fromkeys(self.setup.roles, 0)
         for rank, (node_id, seat) in enumerate(order):
+            if self.nodes[node_id].is_stranger:
+                raise Violation(f"{node_id} has a seat, and other settings than the job")
             record = self.nodes[node_id].record
             expected = (rank, count, first_rank, generation.world_size, in_role[record.role], record.name)
             found = (seat.group_rank, seat.group_world_size, seat.first_rank, seat.world_size, seat.first_role_rank, seat.name)
@@ -188,6 +192,13 @@ class Oracle:
             idle = [node_id for node_id in self.seats[self.number] if (self.number, node_id) not in self.succeeded]
             if idle:
                 raise Violation(f"the job has finished, but the workers of {idle} in generation {self.number} have not")
+
+    def _refused(self, node_id: str) -> None:
+        """Somebody else holds its rank; now and then that one has died, and its lease has not ended yet."""
+        rank = self.nodes[node_id].record.rank_hint
+        living = [one for one in self.agents if one.is_alive and one.record.rank_hint == rank and one is not self.nodes[node_id]]
+        self.world.note("store", "refuses", node_id)
+        self.world.tally["second holders refused" if living else "second holders refused for the sake of a dead one"] += 1
 
     def store_died(self) -> None:
         self.world.tally["stores lost"] += 1

@@ -86,16 +86,6 @@ def seats_of_any_attempt() -> list[tuple[object, str, object]]:
 
 
 @bug
-def second_attempt_without_clearing() -> list[tuple[object, str, object]]:
-    operations = Forming.operations
-
-    def nothing_to_clear(self):
-        return [Put(job.STATUS, b'{"text":""}')] if self._step == 0 else operations(self)
-
-    return [(Forming, "operations", nothing_to_clear)]
-
-
-@bug
 def signal_not_compared() -> list[tuple[object, str, object]]:
     def signal(self, number, record, *more):
         return self._fenced((), Put(job.signal_key(number), job.encode(record)), *more)
@@ -197,7 +187,10 @@ def more_nodes_than_allowed() -> list[tuple[object, str, object]]:
 
 @bug
 def left_out_counts_as_ready() -> list[tuple[object, str, object]]:
-    return [(Roster, "_forget_readiness_of_the_late", lambda self: None)]
+    return [
+        (Roster, "_forget_readiness_of_the_late", lambda self: None),
+        (Membership, "_must_tell_record", lambda self, now: self.seat is None),
+    ]
 
 
 @bug
@@ -220,8 +213,8 @@ def joiner_without_a_budget() -> list[tuple[object, str, object]]:
 
 @bug
 def done_is_bound_to_the_lease() -> list[tuple[object, str, object]]:
-    def next_write(self):
-        request = real(self)
+    def next_write(self, now):
+        request = real(self, now)
         if request is not None and request.then[0].key.startswith("up/done/"):
             return Transaction((), (request.then[0].replace(lease=self._joining.lease),))
         return request

@@ -33,9 +33,10 @@ class Setup:
         self.heal_at = self.work_until + self.spread_s
         self.faults = 10 + world.below(5)
         self.ambushes = world.below(6)
-        self.ambushes_at_end = world.choice((0, 0, 1, 2))
+        self.ambushes_at_end = world.choice((0, 1, 2))
         self.late_faults = world.below(4)
         self.loses_host = not self.is_replicated and world.chance(0.06)
+        self.is_closed = world.chance(0.04)
         self.hints = world.choice(("none", "none", "none", "found", "explicit"))
         self.roles = world.choice((("default",), ("default",), ("trainer", "reader")))
         self.is_uneven = world.chance(0.3)
@@ -83,7 +84,7 @@ class Setup:
         )  # fmt: skip
 
     def clock(self, world: World) -> Clock:
-        return Clock(world.between(0.0, 1e5), 1.0 + self.drift * world.between(-1.0, 1.0))
+        return Clock(world.between(0.0, 1e5), 1.0 + self.drift * world.choice((-1.0, 1.0, world.between(-1.0, 1.0))))
 
     def work_s(self, world: World) -> float:
         """How long the workers of one node run if nothing happens to them."""

@@ -80,7 +80,7 @@ def test_what_the_leader_writes_is_written_again_if_it_was_lost() -> None:
 
 
 def test_a_failure_is_told_even_if_the_node_is_ready_again_before_it_can_be() -> None:
-    """P23: workers failed while the store could not be reached, and were gone before it could; nobody ever learned it."""
+    """P28: workers failed while the store could not be reached, and were gone before it could; nobody ever learned it."""
     stage = Stage(TWO)
     stage.join("a", "b")
     stage.settle()
@@ -143,7 +143,7 @@ def test_nobody_joins_whom_no_budget_would_pay_for() -> None:
 
 
 def test_who_leaves_when_it_is_done_stops_nobody() -> None:
-    """P19: a member that was done got SIGTERM, said that it departs, and everybody else was stopped for it."""
+    """P03: a member that was done got SIGTERM, said that it departs, and everybody else was stopped for it."""
     stage = Stage(TWO)
     stage.join("a", "b")
     stage.settle()
@@ -162,7 +162,7 @@ def test_who_leaves_when_it_is_done_stops_nobody() -> None:
 
 @pytest.mark.parametrize("cause", ["expired", "dropped"])
 def test_a_lost_node_is_waited_for_until_it_has_surely_stopped(cause: str) -> None:
-    """P11: a connection that breaks is not seen by both ends at once, and a kill takes its time; so even then there is a margin."""
+    """A connection that breaks is not seen by both ends at once, and a kill takes its time; so even then there is a margin."""
     stage = Stage(TWO_TO_FOUR.replace(after_expiry_s=2.0))
     stage.join("a", "b", "c")
     stage.pass_time(1.0)

@@ -58,7 +58,8 @@ class Board:
     def _read(self, item: Item, now: float) -> None:
         head, _, tail = item.key.rpartition("/")
         if item.key == job.LEADER:
-            self.leader = item
+            if self.leader is None or item.mod_revision >= self.leader.mod_revision:  # else an answer has overtaken it
+                self.leader = item
         elif item.key == job.GENERATION:
             self._put_generation(item, now)
         elif item.key == job.CLOSED:

@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 __all__ = ["Conclude", "Current", "Decision", "Form", "Gone", "Interrupt", "Node", "Policy", "Wait", "decide"]
 
 MAX_NAMED = 16
-MARGIN_S = 0.3  # what two clocks may differ by over one fence, and a kill may take
+MARGIN_S = 0.3  # what two clocks may differ by over one lease, and a kill may take
+DRIFT = 1.01  # no clock gains more than that on another; over a long fence that is more than the margin
 BREAK_MARGIN_S = 0.15  # a broken connection is not seen at the same moment by both ends, and a kill takes its time there too
 LONGEST_WINDOW = 10  # a stream of joiners cannot put off the larger world for more than so many windows
 
@@ -247,7 +248,7 @@ def _regroup(roster: Mapping[str, Node], current: Current, policy: Policy, now: 
 
 
 def _when_the_lost_have_stopped(roster: Mapping[str, Node], current: Current, policy: Policy) -> float:
-    wait_s = {"expired": policy.after_expiry_s + MARGIN_S, "dropped": BREAK_MARGIN_S}
+    wait_s = {"expired": policy.after_expiry_s * DRIFT + MARGIN_S, "dropped": BREAK_MARGIN_S}
     stopped_at = [
         gone.at + wait_s[gone.cause]
         for node_id, gone in current.gone.items()

@@ -20,6 +20,7 @@ depend on how many nodes there are.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 
 from rallypoint.core.restarts import Purse
 from rallypoint.records import Value
@@ -162,7 +163,21 @@ class Status(Value):
 
 
 _NESTED: dict[str, type[Value]] = {"Purse": Purse}
-_PLAIN: dict[str, tuple[type, ...]] = {"int": (int,), "str": (str,), "bool": (bool,), "float": (int, float)}
+_MOST_CHARACTERS = 4096
+_MOST_COUNTED = 1 << 53
+_SIGNAL_KINDS = ("failure", "loss", "departure", "join", "finished")
+_CLOSED_KINDS = ("finished", "failed", "closed", "host_left")
+
+# Whether a value may stand in a field of that annotation: all of it comes from the network.
+_FITS: dict[str, Callable[[Any], bool]] = {
+    "int": lambda value: type(value) is int and NOT_READY <= value <= _MOST_COUNTED,
+    "str": lambda value: type(value) is str and len(value) <= _MOST_CHARACTERS,
+    "bool": lambda value: type(value) is bool,
+    "SignalKind": _SIGNAL_KINDS.__contains__,
+    "ClosedKind": _CLOSED_KINDS.__contains__,
+    "dict[str, Any] | None": lambda value: value is None or type(value) is dict,
+    "tuple[float, ...]": lambda value: all(type(one) in (int, float) and 0 <= one < _MOST_COUNTED for one in value),
+}
 
 
 def encode(record: Value) -> bytes:
@@ -177,7 +192,7 @@ def decode(kind: type[R], data: bytes) -> R:
     """The record that `data` holds; a ValueError if it holds anything else."""
     try:
         return _from_dict(kind, json.loads(data))
-    except (ValueError, TypeError, RecursionError) as error:
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise ValueError(f"{data[:80]!r} is no {kind.__name__}: {error}") from error
 
 
@@ -192,9 +207,6 @@ def _checked(kind: type[Value], name: str, value: Any) -> Any:
     annotation = kind.__annotations__.get(name, "")
     if annotation in _NESTED:
         return _from_dict(_NESTED[annotation], value)
-    if annotation.startswith("tuple[") and isinstance(value, list):
-        return tuple(value)
-    allowed = _PLAIN.get(annotation)
-    if allowed and (not isinstance(value, allowed) or (isinstance(value, bool) and bool not in allowed)):
-        raise ValueError(f"{name} is {value!r}")
-    return value
+    if not _FITS[annotation](value):
+        raise ValueError(f"{name} is {value!r:.80}")
+    return tuple(value) if annotation.startswith("tuple[") else value

@@ -126,7 +126,7 @@ class Leader:
         """What is to be written stays due until it is answered: asked again, it is decided again."""
         second = self.roster.second_holder(now, self.policy.lease_s, board.refusals)
         if second is not None:
-            return self._fenced((), Put(job.refusal_key(second.id), second.why.encode()))
+            return self._fenced((), Put(job.refusal_key(second.id), second.why.encode(errors="replace")))
         current = self._current(board)
         decision = decide(self.roster.nodes, current, self.policy, now)
         if isinstance(decision, Interrupt) and decision.kind == "join" and (refusal := self._why_nobody_may_join(board)):

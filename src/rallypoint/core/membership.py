@@ -23,9 +23,10 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-__all__ = ["Joining", "Membership"]
+__all__ = ["LONG_STOP_S", "Joining", "Membership"]
 
 MAX_WHY = 500
+LONG_STOP_S = 2.0
 
 
 class Joining(Value):
@@ -56,6 +57,7 @@ class Membership:
         self._written: job.NodeRecord | None = None
         self._looked_at = 0  # the revision of the generation in which we have looked for our seat
         self._stopped = 0  # the last generation that our agent was told to stop
+        self._busy_at: float | None = None  # when that takes so long that it has to be told
         self._report: tuple[int, NodeReport] | None = None  # of which generation; kept until it is written, whatever comes next
         self._is_done = False  # and that has to be told
         self._done_in = 0  # the last generation in which we were done
@@ -75,7 +77,7 @@ class Membership:
     def ready(self, now: float, port: int) -> None:
         """No worker runs here; the next generation may have us."""
         self.record = self.record.replace(ready_after=self._last_generation, port=port)
-        self.seat, self._is_done = None, False
+        self.seat, self._is_done, self._busy_at = None, False, None
         self._ready_at, self._status_at = now, now + STATUS_INTERVAL_S
 
     def failed(self, report: NodeReport) -> None:
@@ -105,6 +107,8 @@ class Membership:
         times: list[float | None] = []
         if self.leader is not None and self.board.closed is None:  # after the end a leader has nothing to do
             times.append(self.leader.wake_at())
+        if self.seat is not None and self._written != self.record and not self._has_ended:
+            times.append(self._busy_at)
         if self._is_waiting():
             times += [self._status_at, self._gives_up_at()]
         return min((time for time in times if time is not None), default=None)
@@ -119,9 +123,9 @@ class Membership:
             return Read(job.DOWN)
         if not self._is_watching:
             return Watch(job.DOWN, self._read_at + 1)
-        return self._next_write() or self._next_look(now)
+        return self._next_write(now) or self._next_look(now)
 
-    def _next_write(self) -> Transaction | None:
+    def _next_write(self, now: float) -> Transaction | None:
         """What we have to tell, most urgent first."""
         board, seat = self.board, self.seat
         if board.closed is not None:
@@ -137,7 +141,7 @@ class Membership:
             return self._create(job.signal_key(seat.generation), job.Signal("departure", self._departure, self.record.name))
         if seat is not None and self._is_done:
             return Transaction((), (Put(job.done_key(seat.generation, self.id), b"1"),))
-        if self._written != self.record and self._must_tell_record():
+        if self._written != self.record and self._must_tell_record(now):
             return Transaction((), (Put(job.node_key(self.id), job.encode(self.record), self._joining.lease),))
         return None
 
@@ -145,10 +149,14 @@ class Membership:
         """Whether the others cannot go on without us; they can if we are done."""
         return self.board.number == seat.generation and self.board.signal() is None and self._done_in != seat.generation
 
-    def _must_tell_record(self) -> bool:
-        """A member that is not ready need not say so, as everybody knows it; one that was left out has to."""
-        is_member = self.seat is not None and self.board.number == self.seat.generation
-        return self.record.ready_after != job.NOT_READY or not is_member
+    def _must_tell_record(self, now: float) -> bool:
+        """A member need not say that it is not ready, as everybody knows it; unless its workers take long to stop, or it was left
+        out: then whoever leads next must not take what it said before for true.
+        """
+        if self.record.ready_after != job.NOT_READY or self.seat is None:
+            return True
+        is_late = self._busy_at is not None and now >= self._busy_at
+        return is_late or self.board.number != self.seat.generation
 
     def _create(self, key: str, record: Value, *more: Operation) -> Transaction:
         """Write a record that only the first may write; `more` is done in any case, and we learn what stands there."""

@@ -33,7 +33,7 @@ from rallypoint.core.coordination import (
     Watch,
 )
 from rallypoint.core.leader import Leader
-from rallypoint.core.membership import Joining, Membership
+from rallypoint.core.membership import LONG_STOP_S, Joining, Membership
 from rallypoint.core.news import Ended, News, Progress, Refused, Seated, Stop
 
 __all__ = ["Joining", "Participant"]
@@ -175,14 +175,14 @@ class Participant(Membership):
         if self.id in board.refusals:
             self._end(Refused(board.refusals[self.id]))
         if seat is not None and self._stopped != seat.generation:
-            self._tell_stop(seat)
+            self._tell_stop(seat, now)
         if board.closed is not None:
             self._end(Ended(board.closed))
 
-    def _tell_stop(self, seat: job.Seat) -> None:
+    def _tell_stop(self, seat: job.Seat, now: float) -> None:
         signal = self.board.signals.get(seat.generation)
         if signal is None and self.board.number > seat.generation:
             signal = job.Signal("loss", f"generation {self.board.number} was formed without this node", "")
         if signal is not None and signal.is_stop:
-            self._stopped = seat.generation
+            self._stopped, self._busy_at = seat.generation, now + LONG_STOP_S
             self._news.append(Stop(seat.generation, signal))

@@ -77,6 +77,8 @@ class Roster:
 
     def _put_node(self, node_id: str, item: Item, now: float) -> None:
         record = job.decode(job.NodeRecord, item.value)
+        if record.workers < 0:
+            raise ValueError(f"{record.workers} workers")
         known = self.nodes.get(node_id)
         since = known.since if known else now
         self._explicit += record.hint_is_explicit and known is None

@@ -38,8 +38,8 @@ class Seated(Value):
 
 def natural(name: str) -> tuple[tuple[int, int, str], ...]:
     """A key that sorts numbers inside names as numbers."""
-    parts = re.split(r"(\d+)", name)
-    return tuple((0, int(part), "") if part.isdecimal() else (1, 0, part) for part in parts if part)
+    parts = re.split(r"([0-9]+)", name)
+    return tuple((0, len(number := part.lstrip("0")), number) if part.isdecimal() else (1, 0, part) for part in parts if part)
 
 
 def preferred(candidates: Iterable[Candidate], before: Mapping[str, Seated]) -> list[Candidate]:

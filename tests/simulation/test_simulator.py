@@ -1,0 +1,113 @@
+"""A whole cluster, thousands of times: crashes, pauses, cuts, resets, lost messages and bad clocks, and no rule is ever broken.
+
+``make simulate SEEDS=0:100000`` runs many more.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.simulation.__main__ import main, run_seeds
+from tests.simulation.cluster import LEAST_FAULTS, LEAST_S, Cluster, Failure, simulate
+from tests.simulation.scale import PHASES, SIZES, exponent, measure
+from tests.simulation.world import Clock
+
+ROOT = Path(__file__).parents[2]
+SEEDS = 2000
+HAPPENS = (
+    "agents killed", "breaks", "ended by departure", "ended by failure", "ended by finished", "ended by join", "ended by loss",
+    "fences", "histories too short", "host lost: crash", "host lost: kill", "host lost: terminate", "jobs closed", "jobs failed",
+    "jobs finished", "jobs host_left", "leases lost", "nodes deleted", "nodes dropped", "nodes expired",
+    "overlaps with a stopped agent", "overlaps with one that was left out", "refused", "replies lost", "requests lost", "restarts",
+    "second holders refused", "stores given up", "timedout",
+)  # fmt: skip
+
+
+def test_no_seed_breaks_a_rule() -> None:
+    """P02, P03, P04, P07, P14, P26, P27, P41, P46, P48: all members hold the same world, no two generations run at once, ranks are
+    right and kept, budgets hold, success is everybody's, and nothing waits for ever, whatever goes wrong.
+    """
+    tally: Counter[str] = Counter()
+    for happened, failures in run_seeds(0, SEEDS, jobs=2):
+        assert not failures, str(failures[0])
+        tally.update(happened)
+    assert tally["seeds"] == SEEDS
+    assert [what for what in HAPPENS if not tally[what]] == []  # a simulator in which nothing happens finds nothing
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_each_seed_is_long_and_bad_enough(seed: int) -> None:
+    tally = simulate(seed)
+    assert tally["faults"] >= LEAST_FAULTS
+    assert tally["virtual seconds"] >= LEAST_S
+    assert Cluster(f"{seed}.0").setup.nodes >= 5
+
+
+def test_a_seed_tells_the_same_story_every_time() -> None:
+    """Also in another process, in which sets have another order."""
+    program = (
+        "from tests.simulation.cluster import *\n"
+        "for seed in range(4):\n"
+        "    cluster = Cluster(f'{seed}.0')\n"
+        "    cluster.run()\n"
+        "    print(sorted(cluster.world.tally.items()), [str(one) for one in cluster.world.trace])\n"
+    )
+    stories = [
+        subprocess.run(
+            [sys.executable, "-c", program],
+            env={**os.environ, "PYTHONHASHSEED": salt},
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=60,
+        ).stdout
+        for salt in ("1", "2")
+    ]
+    assert stories[0] == stories[1]
+    assert len(stories[0]) > 1000
+
+
+def test_a_violation_says_how_to_see_it_again(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--seeds", "0:1", "--bug", "generation_before_seats"]) == 1
+    shown = capsys.readouterr().out
+    command = next(line for line in shown.splitlines() if line.startswith("reproduce: "))
+    assert command == "reproduce: python -m tests.simulation --seeds 0:1 --trace --bug generation_before_seats"
+    assert "seed 0 at" in shown
+    assert "0 seeds without a violation, 1 with one" in shown
+
+
+def test_the_histogram_counts_what_happened(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--seeds", "2", "--histogram"]) == 0
+    shown = capsys.readouterr().out
+    assert "  generations" in shown
+    assert "2 seeds without a violation, 0 with one" in shown
+
+
+def test_a_clock_never_wakes_anybody_too_early() -> None:
+    clock = Clock(12345.678, 0.9951)
+    for time in (12345.7, 12400.0, 99999.9):
+        assert clock.read(clock.when(time)) >= time
+
+
+def test_a_failure_can_come_from_another_process() -> None:
+    for _, failures in run_seeds(0, 2, jobs=2, bug="generation_before_seats"):
+        for failure in failures:
+            assert isinstance(failure, Failure)
+            assert "reproduce:" in str(failure)
+
+
+def test_a_node_costs_the_same_however_many_there_are() -> None:
+    """P22: operations and bytes grow with the number of nodes, also when one failure has N victims, and at the end."""
+    costs = {count: measure(count) for count in SIZES}
+    for phase in PHASES:
+        for what in ("operations", "bytes"):
+            totals = [getattr(costs[count][phase], what) for count in SIZES]
+            assert exponent(list(SIZES), totals) <= 1.1, (phase, what, totals)
+    assert costs[1024]["meet"].operations <= 6 * 1024
