@@ -3,6 +3,8 @@
 
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
+SEEDS ?= 0:100000
+JOBS ?= $(shell nproc)
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet install
@@ -10,7 +12,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet install
 # Without .pyc files every start would compile the package anew: in the tests, in the demo and in the figures.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-all lint bench docs soak clean
+.PHONY: help demo test test-all lint bench docs simulate soak clean
 .DEFAULT_GOAL := help
 # The targets share one environment.
 .NOTPARALLEL:
@@ -22,6 +24,7 @@ help:
 	@echo "make lint      ruff and mypy --strict"
 	@echo "make docs      the documentation, into site/"
 	@echo "make bench     the figures, side by side with torchrun where torch can be installed"
+	@echo "make simulate  a whole cluster on virtual time, for each seed of SEEDS=0:100000, and what 10,000 nodes cost the store"
 	@echo "make soak      a thousand cycles of start and kill, with nothing left behind"
 	@echo "make clean     remove everything that these targets made"
 
@@ -37,6 +40,10 @@ test-all: lint docs $(VENV)/.test $(VENV)/.torch
 
 soak: $(VENV)/.test
 	$(BIN)/pytest -m soak
+
+simulate: $(VENV)/.base
+	$(BIN)/python -m tests.simulation --seeds $(SEEDS) --jobs $(JOBS) --histogram
+	$(BIN)/python -m tests.simulation.scale
 
 lint: $(VENV)/.lint
 	$(BIN)/ruff check .

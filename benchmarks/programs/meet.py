@@ -7,10 +7,10 @@ first call was made and when the last of its nodes had its seat, on the machine'
 from __future__ import annotations
 
 import importlib
+import select
 import sys
 import threading
 import time
-from collections.abc import Callable
 from typing import Any
 
 
@@ -31,26 +31,41 @@ def torchs(port: int, nodes: int, is_host: bool) -> Any:
     return registry.get_rendezvous_handler(params)
 
 
-def meet(handler: Any, done: Callable[[float], None]) -> None:
-    handler.next_rendezvous()
-    done(time.monotonic())
+def meet_all_of_ours(handlers: list[Any]) -> float:
+    """As an agent does, which waits for its handler and for other things at once."""
+    poll = select.poll()
+    waiting = {}
+    for handler in handlers:
+        if handler.poll_rendezvous() is None:
+            waiting[handler.wakeup_fd()] = handler
+            poll.register(handler.wakeup_fd(), select.POLLIN)
+    while waiting:
+        for fd, _ in poll.poll():
+            if waiting[fd].poll_rendezvous() is not None:
+                poll.unregister(fd)
+                del waiting[fd]
+    return time.monotonic()
 
 
-def main() -> None:
-    kind, port, nodes, first, count = sys.argv[1], *map(int, sys.argv[2:])
-    make = ours if kind == "rallyrun" else torchs
-    threading.stack_size(256 * 1024)
-    handlers = [make(port, nodes, first + index == 0) for index in range(count)]
-    print("ready", flush=True)
-    sys.stdin.readline()
-    ends: list[float] = []
-    began = time.monotonic()
-    threads = [threading.Thread(target=meet, args=(handler, ends.append), daemon=True) for handler in handlers]
+def meet_all_of_torchs(handlers: list[Any]) -> float:
+    """Each blocks its thread."""
+    threads = [threading.Thread(target=handler.next_rendezvous, daemon=True) for handler in handlers]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    print(began, max(ends), flush=True)
+    return time.monotonic()
+
+
+def main() -> None:
+    kind, port, nodes, first, count = sys.argv[1], *map(int, sys.argv[2:])
+    make, meet_all = (ours, meet_all_of_ours) if kind == "rallyrun" else (torchs, meet_all_of_torchs)
+    threading.stack_size(256 * 1024)
+    handlers = [make(port, nodes, first + index == 0) for index in range(count)]
+    print("ready", flush=True)
+    sys.stdin.readline()
+    began = time.monotonic()
+    print(began, meet_all(handlers), flush=True)
     sys.stdin.readline()  # nobody leaves before all are there
 
 

@@ -58,7 +58,8 @@ def wait(decision: Decision) -> Wait:
     ("nodes", "policy", "expected"),
     [
         (1, POLICY, 0), (2, POLICY, 2), (4, POLICY, 4), (9, POLICY, 4),
-        (5, Policy(2, 8, node_unit=2), 4), (1, Policy(1, 8, node_unit=2), 0), (3, Policy(3, 4, node_unit=2), 0), (0, Policy(1, 1), 0),
+        (5, Policy(2, 8, node_unit=2), 4), (1, Policy(1, 8, node_unit=2), 0), (3, Policy(3, 4, node_unit=2), 0),
+        (0, Policy(1, 1), 0),
     ],
 )  # fmt: skip
 def test_how_many_nodes_a_generation_can_have(nodes: int, policy: Policy, expected: int) -> None:
@@ -206,7 +207,9 @@ class TestRegroup:
 
     def test_too_few_wait(self) -> None:
         current = running("a", "b", signal=STOP, b=Gone("b", 0.0, "deleted"))
-        assert wait(decide(here("a", ready_after=1), current, POLICY, 9.0)).why == "1 of 2 nodes are here, which it takes to go on"
+        assert (
+            wait(decide(here("a", ready_after=1), current, POLICY, 9.0)).why == "1 of 2 nodes are here, which it takes to go on"
+        )
 
     def test_after_the_end_there_is_nothing_to_decide(self) -> None:
         assert decide(here("a", "b", ready_after=1), running("a", "b", signal=FINISHED), POLICY, 9.0) == Wait(
@@ -215,6 +218,11 @@ class TestRegroup:
 
 
 # Whatever the leader knows.
+
+
+def records(name: str) -> st.SearchStrategy[NodeRecord]:
+    about = st.tuples(st.sampled_from([NOT_READY, 0, 1]), st.integers(-1, 4), st.booleans())
+    return about.map(lambda drawn: NodeRecord(name, "h", 1, "default", 1, *drawn))
 
 
 @st.composite
@@ -232,15 +240,9 @@ def situations(draw: st.DrawFn) -> tuple[dict[str, Node], Current | None, Policy
     members = ids[: draw(st.integers(0, len(ids)))]
     present = [one for one in ids if draw(st.booleans())]
     nodes = {
-        one: Node(
-            one,
-            NodeRecord(one, "h", 1, "default", 1, draw(st.sampled_from([NOT_READY, 0, 1])), draw(st.integers(-1, 4)), draw(st.booleans())),
-            arrival,
-            draw(st.floats(0, 100)),
-            draw(st.sampled_from([0.0, 50.0])),
-        )
+        one: Node(one, draw(records(one)), arrival, draw(st.floats(0, 100)), draw(st.sampled_from([0.0, 50.0])))
         for arrival, one in enumerate(present)
-    }  # fmt: skip
+    }
     if not members:
         return nodes, None, policy, now
     causes = st.sampled_from(["expired", "dropped", "deleted"])
@@ -272,7 +274,9 @@ def test_whatever_is_formed_is_allowed(situation: tuple[dict[str, Node], Current
 
 
 @given(situations())
-def test_nothing_is_formed_while_anybody_may_run_workers(situation: tuple[dict[str, Node], Current | None, Policy, float]) -> None:
+def test_nothing_is_formed_while_anybody_may_run_workers(
+    situation: tuple[dict[str, Node], Current | None, Policy, float],
+) -> None:
     nodes, current, policy, now = situation
     if current is None or not isinstance(decide(nodes, current, policy, now), Form):
         return

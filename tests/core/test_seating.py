@@ -11,7 +11,14 @@ from rallypoint.core.seating import Candidate, Seated, arrange, natural, preferr
 
 
 def node(
-    node_id: str, arrival: int = 0, *, name: str = "", hint: int = -1, explicit: bool = False, workers: int = 1, role: str = "default"
+    node_id: str,
+    arrival: int = 0,
+    *,
+    name: str = "",
+    hint: int = -1,
+    explicit: bool = False,
+    workers: int = 1,
+    role: str = "default",
 ) -> Candidate:
     return Candidate(node_id, NodeRecord(name or node_id, "10.0.0.1", 1, role, workers, 0, hint, explicit), arrival)
 
@@ -124,7 +131,9 @@ def test_members_keep_their_ranks_unless_somebody_insists(meeting: tuple[list[Ca
 
 
 @given(meetings())
-def test_the_order_in_which_nodes_are_listed_changes_nothing_for_members(meeting: tuple[list[Candidate], dict[str, Seated]]) -> None:
+def test_the_order_in_which_nodes_are_listed_changes_nothing_for_members(
+    meeting: tuple[list[Candidate], dict[str, Seated]],
+) -> None:
     """Two leaders that know the same draw up the same seats."""
     chosen, before = meeting
     chosen = [one.replace(arrival=at, record=one.record.replace(hint_is_explicit=False)) for at, one in enumerate(chosen)]

@@ -8,7 +8,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
-from multiprocessing import Pool
+from multiprocessing import get_context
 
 from tests.simulation.cluster import Failure, simulate
 from tests.simulation.planted import BUGS
@@ -41,7 +41,7 @@ def run_seeds(
     if jobs == 1:
         yield from map(run_batch, batches)
         return
-    with Pool(jobs) as pool:
+    with get_context("fork").Pool(jobs) as pool:  # which finds this module wherever it was found here
         yield from pool.imap_unordered(run_batch, batches)
 
 

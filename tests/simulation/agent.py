@@ -1,22 +1,22 @@
 """One agent process and its workers, as the real shell runs them: `core.agent` decides, the driver talks to the others.
 
-It can be killed, stopped for a while, told to leave, or crash with its machine; its workers succeed, fail or are stopped. What a
-worker computes is of no interest here: a group of workers is a generation number and the time that it takes.
+It can be killed, stopped for a while, told to leave, or crash with its machine.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+from tests.simulation.driver import BROKEN_GRACE_S, Driver
+from tests.simulation.network import Link
+from tests.simulation.workers import KILL_S, WARDEN_S, WorkerHost
+from tests.simulation.world import Clock, World
+
 from rallypoint.core import agent as machine
 from rallypoint.core import job_records as job
 from rallypoint.core import news
-from rallypoint.core.coordination import Event, Outcome, Put, Snapshot, Transaction
-from rallypoint.core.failure_reports import NodeReport, WorkerFailure
+from rallypoint.core.coordination import Put, Transaction
 from rallypoint.core.participant import Joining, Participant
-from tests.simulation.driver import BROKEN_GRACE_S, Driver
-from tests.simulation.network import Link
-from tests.simulation.world import Clock, World
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -26,19 +26,25 @@ if TYPE_CHECKING:
 
 __all__ = ["Agent"]
 
-KILL_S = 0.05
-WARDEN_S = 0.1
-START_S = 0.2
 LEAVE_TIMEOUT_S = 5.0
 
 
-class Agent:
-    """A process on a machine. `workers` is the generation whose workers may run here, 0 when there are none."""
+class Agent(WorkerHost):
+    """A process on a machine."""
 
     def __init__(
-        self, world: World, engine: Engine, oracle: Oracle, setup: Setup, record: job.NodeRecord, link: Link, clock: Clock, serial: int,
+        self,
+        world: World,
+        engine: Engine,
+        oracle: Oracle,
+        setup: Setup,
+        record: job.NodeRecord,
+        link: Link,
+        clock: Clock,
+        serial: int,
         is_stranger: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
+        super().__init__()
         self.world, self.engine, self.oracle, self.setup = world, engine, oracle, setup
         self.record, self.link, self.clock = record, link, clock
         self.name = f"{record.name}#{serial}"
@@ -49,17 +55,11 @@ class Agent:
         self.is_leaving = False
         self.succeeded: bool | None = None
         self.why = ""
-        self.workers = 0
         self.excused_until = 0.0  # it was stopped, and may be as late as that with what its fence demands
         self.is_paused = False
-        self.is_stubborn = False  # its workers will take too long to stop
         self._deferred: list[tuple[Callable[..., None], tuple[object, ...]]] = []
-        self._group = 0  # which group of workers, so that what was planned for another is void
-        self._is_stopping = self._is_killing = self._is_starting = False
-        self._stop_why = ""
         self._closed: job.Closed | None = None
         self._sessions = 0
-        self.dones_seen: set[tuple[int, str]] = set()
         self.seat: job.Seat | None = None
         self.driver = Driver(self)
         self.state, _ = machine.begin()
@@ -136,25 +136,10 @@ class Agent:
         self._kill()
         self.finish(False, why)
 
-    def note_event(self, event: Event) -> None:
-        """What this process was told, as the oracle needs it to judge what its leader does."""
-        if event.key.startswith("up/done/"):
-            self._note_done(event.key)
-
-    def note_answer(self, answer: Outcome | Snapshot | None) -> None:
-        if isinstance(answer, Snapshot):
-            for item in answer.items:
-                if item.key.startswith("up/done/"):
-                    self._note_done(item.key)
-
-    def _note_done(self, key: str) -> None:
-        _, _, number, node_id = key.split("/")
-        self.dones_seen.add((int(number), node_id))
-
     def note_transaction(self, request: Transaction) -> None:
         for operation in request.then:
             if isinstance(operation, Put) and operation.key.startswith("down/signal/"):
-                self.oracle.signal_sent(self, operation)
+                self.oracle.signal_sent(self, operation, is_own=request.compares[0].key == operation.key)
 
     def hear(self, heard: list[news.News]) -> None:
         stops = {one.generation for one in heard if isinstance(one, news.Stop)}
@@ -291,94 +276,3 @@ class Agent:
             self.driver.close()
             self.world.after(self.world.between(0.001, WARDEN_S), self._workers_gone, self._group)
         self.oracle.ended(self)
-
-    # The workers.
-
-    def _start(self, generation: int) -> None:
-        self._group += 1
-        self.workers, self._is_starting, self._is_stopping, self._is_killing, self._stop_why = generation, True, False, False, ""
-        self.world.note(self.name, "starts workers", generation)
-        self.oracle.workers_start(self, generation)
-        self.world.after(self.world.between(0.001, START_S), self._started, self._group)
-
-    def _started(self, group: int) -> None:
-        if group != self._group or self._is_killing or not self.is_awake(self._started, group):
-            return
-        self._is_starting = False
-        self._observe(machine.Started())
-        self.world.after(self.setup.work_s(self.world), self._succeed, group)
-        if self._stop_why:
-            self._observe(machine.Regroup(self._stop_why))
-
-    def _succeed(self, group: int) -> None:
-        if group != self._group or self._is_stopping:
-            return
-        if self.workers:  # they end by themselves, whatever their agent does
-            self.oracle.workers_succeeded(self, self.workers)
-            self.world.note(self.name, "workers succeeded", self.workers)
-            self.workers = 0
-        if self.is_awake(self._succeed, group):
-            self._observe(machine.Succeeded())
-            self._tell_end()
-
-    def fail(self, group: int, exitcode: int, message: str) -> None:
-        """One worker fails, as long as this group runs."""
-        if group != self._group or self._is_stopping or not self.workers or not isinstance(self.state, machine.Running):
-            return
-        if not self.is_awake(self.fail, group, exitcode, message):
-            return
-        self.world.note(self.name, "a worker fails", (self.workers, message))
-        self.oracle.worker_failed(self, self.workers)
-        seat, participant = self.seat, self.driver.participant
-        failure = WorkerFailure(seat.first_rank, 0, self.record.role, self.record.name, 77, exitcode, message, 0.0)
-        if participant is not None:
-            participant.failed(NodeReport(self.record.name, 0, (failure,)))
-            self.driver.pump()
-        self._observe(machine.Failed(message, None))
-
-    @property
-    def group(self) -> int:
-        return self._group
-
-    @property
-    def runs(self) -> bool:
-        return self.is_alive and bool(self.workers) and not self._is_stopping and isinstance(self.state, machine.Running)
-
-    def _stop(self, why: str, at_once: bool) -> None:
-        if at_once:
-            self._kill()
-        elif not self._is_stopping:
-            self._is_stopping = True
-            delay_s = self.world.between(0.001, self.setup.grace_s) if self.workers else 0.0
-            if self.is_stubborn:
-                delay_s, self.is_stubborn = delay_s + self.world.between(5.0, 15.0), False
-            self.world.after(delay_s, self._workers_gone, self._group)
-
-    def _kill(self) -> None:
-        if not self._is_killing:
-            self._is_stopping = self._is_killing = True
-            self._is_starting = False
-            delay_s = self.world.between(0.001, KILL_S) if self.workers else 0.0
-            self.world.after(delay_s, self._workers_gone, self._group)
-
-    def _workers_gone(self, group: int) -> None:
-        """The last worker has ended; the agent learns it when it can."""
-        if group != self._group:
-            return
-        if self.workers:
-            self.world.note(self.name, "workers are gone", self.workers)
-            self.workers = 0
-        if self.is_awake(self._workers_gone, group):
-            self._group += 1
-            self._is_stopping = self._is_killing = False
-            self._stopped()
-
-    def _stopped(self) -> None:
-        self.seat = None
-        if self.is_leaving:
-            self._leave()
-            return
-        self._observe(machine.Stopped())
-        self._tell_end()
-        self.may_be_ready()
-        self.driver.pump()

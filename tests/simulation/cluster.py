@@ -8,8 +8,6 @@ from contextlib import contextmanager
 from functools import lru_cache
 from unittest.mock import patch
 
-from rallypoint.core import forming
-from rallypoint.core import job_records as job
 from tests.simulation.agent import Agent
 from tests.simulation.engine import Engine
 from tests.simulation.faults import Faults
@@ -18,6 +16,9 @@ from tests.simulation.oracle import Oracle
 from tests.simulation.planted import planted
 from tests.simulation.setup import Setup
 from tests.simulation.world import TRACED, Violation, World
+
+from rallypoint.core import forming
+from rallypoint.core import job_records as job
 
 __all__ = ["Cluster", "Failure", "simulate"]
 
@@ -36,11 +37,13 @@ class Failure(Exception):
         self.seed, self.what = seed, what
         planted = f" --bug {bug}" if bug else ""
         super().__init__(
-            "\n".join([
-                f"seed {seed} at {at:.6f} s: {what}",
-                *trace,
-                f"reproduce: python -m tests.simulation --seeds {seed}:{seed + 1} --trace{planted}",
-            ])
+            "\n".join(
+                [
+                    f"seed {seed} at {at:.6f} s: {what}",
+                    *trace,
+                    f"reproduce: python -m tests.simulation --seeds {seed}:{seed + 1} --trace{planted}",
+                ]
+            )
         )
 
     def __reduce__(self):
@@ -82,7 +85,7 @@ class Cluster:
             return
         world, setup = self.world, self.setup
         is_host = index == 0 and not setup.is_replicated
-        link = Link(5e-5 if is_host else world.log_between(1e-4, 0.03), is_local=is_host)
+        link = Link(5e-5 if is_host else world.log_between(1e-4, 0.05), is_local=is_host)
         record = record or setup.record(world, name, index)
         self._started += 1
         self._indexes[name] = index

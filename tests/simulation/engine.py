@@ -1,16 +1,17 @@
 """The coordination store in the simulated cluster: a real keyspace, on a clock of its own, behind a loop that can be away.
 
-In *embedded* mode it lives in the process of one agent: it stops when that is stopped, and dies with it; the end of a connection is
-a sign of death, after a grace. In *replicated* mode it is a cluster of its own, that may be unavailable for a while but loses
+In *embedded* mode it lives in the process of one agent: it stops when that is stopped, and dies with it; the end of a connection
+is a sign of death, after a grace. In *replicated* mode it is a cluster of its own, that may be unavailable for a while but loses
 nothing, and that knows no other sign of death than silence.
 """
 
 from __future__ import annotations
 
-from rallypoint.core.coordination import Event, Read, Transaction, Watch
-from rallypoint.core.keyspace import Compacted, Keyspace, UnknownLease
 from tests.simulation.network import FIN, Connection, Link
 from tests.simulation.world import Clock, Violation, World
+
+from rallypoint.core.coordination import Event, Read, Transaction, Watch
+from rallypoint.core.keyspace import Compacted, Keyspace, UnknownLease
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

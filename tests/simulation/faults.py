@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from rallypoint.core.agent import Draining
 from tests.simulation.agent import Agent
+
+from rallypoint.core.agent import Draining
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -19,14 +20,15 @@ SCENES = ("generation", "signal", "leader", "done", "gone", "ready", "seat", "se
 class Faults:
     """Plans all faults of a run, and does them.
 
-    Half of them come at any time; some follow another closely, often at the same agent; and some lie in *ambush* until the store shows
+    Most come at any time; some follow another closely, often at the same agent; and some lie in *ambush* until the store shows
     something of interest, and strike then, which is when a protocol is most easily hurt.
     """
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster, self.world, self.setup = cluster, cluster.world, cluster.setup
         kinds = [
-            (self.fail_workers, 4), (self.kill, 2), (self.crash, 1), (self.stop, 2), (self.cut, 4), (self.reset, 2), (self.slow, 1),
+            (self.fail_workers, 4), (self.kill, 2), (self.crash, 1), (self.stop, 2), (self.cut, 4), (self.reset, 2),
+            (self.slow, 1),
             (self.pause_store, 1), (self.terminate, 1), (self.join, 2), (self.lose_reply, 3), (self.lose_request, 3),
             (self.cut_many, 1), (self.reset_many, 1), (self.be_stubborn, 2), (self.depose, 1),
         ]  # fmt: skip
@@ -220,8 +222,8 @@ class Faults:
 
     def _hurt_workers(self, agent: Agent) -> None:
         """What hits the network hits the workers too, often enough."""
-        if self.world.chance(0.3):
-            self.world.after(self.world.log_between(0.001, 1.0), agent.fail, agent.group, 1, ECHO)
+        if self.world.chance(0.5):
+            self.world.after(self.world.log_between(0.001, 0.5), agent.fail, agent.group, 1, ECHO)
 
     def lose_reply(self) -> None:
         """The store does what it is asked next, or what it is asked next about these keys; but the answer does not come."""

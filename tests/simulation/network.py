@@ -60,8 +60,8 @@ class Connection:
     """Both ends of one connection. `session` and `prefixes` are the server's, of whom it serves and what that one watches."""
 
     __slots__ = (
-        "client_open", "down_free", "driver", "engine", "held_down", "held_up", "link", "loses_reply_about", "loses_request_about", "prefixes",
-        "server_open", "session", "up_free", "watch_free", "world",
+        "client_open", "down_free", "driver", "engine", "held_down", "held_up", "link", "loses_reply_about",
+        "loses_request_about", "prefixes", "server_open", "session", "up_free", "watch_free", "world",
     )  # fmt: skip
 
     def __init__(self, world: World, link: Link, driver: Driver, engine: Engine) -> None:
@@ -69,7 +69,7 @@ class Connection:
         self.client_open = self.server_open = True
         self.up_free = self.down_free = self.watch_free = 0.0
         self.held_up: list[tuple[object, ...]] = []
-        self.held_down: list[tuple[object, ...]] = []
+        self.held_down: list[tuple[tuple[object, ...], bool]] = []
         self.session: Session | None = None
         self.prefixes: set[str] = set()
         self.loses_reply_about: str | None = None
@@ -97,7 +97,8 @@ class Connection:
             return
         if self.server_open:
             self.engine.receive(self, message)
-        elif self.client_open and not self.link.cut_down and not self.engine.is_silent:  # nobody listens any more, says the server's kernel
+        elif self.client_open and not self.link.cut_down and not self.engine.is_silent:
+            # The server's kernel says that nobody listens there any more.
             self.world.after(self.link.latency_s(self.world), self.break_client, "reset")
 
     # From the server to the client.
@@ -109,7 +110,7 @@ class Connection:
             self.reset()
             return
         if self.link.cut_down:
-            self.held_down.append(message)
+            self.held_down.append((message, is_event))
             return
         world = self.world
         time = world.now + self.link.latency_s(world)
@@ -156,9 +157,9 @@ class Connection:
         held, self.held_up = self.held_up, []
         for message in held:
             self.send_up(message)
-        held, self.held_down = self.held_down, []
-        for message in held:
-            self.send_down(message, message[0] == "events")
+        events, self.held_down = self.held_down, []
+        for message, is_event in events:
+            self.send_down(message, is_event)
 
 
 def _is_about(request: Request, prefix: str) -> bool:

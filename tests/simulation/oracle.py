@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from tests.simulation.world import Violation, World
+
 from rallypoint.core import job_records as job
 from rallypoint.core.coordination import Event, Item, Put
 from rallypoint.core.keyspace import Keyspace
-from tests.simulation.world import Violation, World
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ class Oracle:
         self.signals: dict[int, job.Signal] = {}
         self.signal_at: dict[int, float] = {}
         self.succeeded: set[tuple[int, str]] = set()
-        self.dones: set[tuple[int, str]] = set()
+        self.dones: dict[tuple[int, str], int] = {}  # and the revision at which the store learned it
         self.present: set[str] = set()
         self.closed: job.Closed | None = None
         # Who wants to know what happens.
@@ -71,7 +72,7 @@ class Oracle:
             elif key.startswith("up/done/"):
                 self.world.note("store", "done", key[8:])
                 number, _, node_id = key[8:].partition("/")
-                self.dones.add((int(number), node_id))
+                self.dones.setdefault((int(number), node_id), event.revision)
                 self.notice("done")
             elif key.startswith("down/refused/"):
                 self._refused(key.rpartition("/")[2])
@@ -138,9 +139,8 @@ class Oracle:
         if any(getattr(new, name) < getattr(old, name) for name in counts):
             raise Violation(f"what was spent became less: {old}, then {new}")
         explained = ("failures", "losses", "departures")
-        if self.number and self.signals[self.number].kind == "failure" and sum(getattr(new, name) for name in explained) <= sum(
-            getattr(old, name) for name in explained
-        ):
+        is_paid = any(getattr(new, name) > getattr(old, name) for name in explained)
+        if self.number and self.signals[self.number].kind == "failure" and not is_paid:
             raise Violation(f"a failure ended generation {self.number}, and nobody paid for it: {old}, then {new}")
         paid = len(new.recent_ages_s) if restarts.window_s else new.failures
         if paid > restarts.max_restarts:
@@ -170,14 +170,6 @@ class Oracle:
             raise Violation(f"generation {number} was told {self.signals[number]}, and then {signal}")
         self.signals.setdefault(number, signal)
         self.signal_at.setdefault(number, self.world.now)
-        if number == self.number and signal.kind in ("loss", "departure"):
-            self._check_loss(number)
-
-    def _check_loss(self, number: int) -> None:
-        """The loss of a member that is done is no loss; one that leaves says so before it goes."""
-        not_done = [one for one in self.seats[number] if (number, one) not in self.dones]
-        if not any(one not in self.present or self.nodes[one].is_leaving for one in not_done):
-            raise Violation(f"generation {number} ends for a loss, but whoever is gone was done")
 
     def _closed(self, item: Item) -> None:
         closed = job.decode(job.Closed, item.value)
@@ -215,13 +207,19 @@ class Oracle:
         if self.generations.get(seat.generation) != generation or self.seats[seat.generation].get(agent.node_id) != seat:
             raise Violation(f"{agent.name} took {seat} of {generation}, which is not what was formed")
 
-    def signal_sent(self, agent: Agent, put: Put) -> None:
-        """A leader that knows of a member which is done lets nobody join."""
+    def signal_sent(self, agent: Agent, put: Put, is_own: bool) -> None:
+        """A member that is done, as far as the leader was told, is no loss, and lets nobody join any more; nor does it matter
+        if one that is done departs, which that one writes itself.
+        """
         number = int(put.key.rpartition("/")[2])
-        if job.decode(job.Signal, put.value).kind == "join":
-            done = [one for one in self.seats.get(number, {}) if (number, one) in agent.dones_seen]
-            if done:
-                raise Violation(f"{agent.name} ends generation {number} for a joiner, knowing that {done} are done")
+        kind = job.decode(job.Signal, put.value).kind
+        seats, told = self.seats.get(number, {}), agent.driver.told_through()
+        done = [one for one in seats if (number, one) in self.dones and (is_own or self.dones[number, one] <= told)]
+        if kind == "join" and done:
+            raise Violation(f"{agent.name} ends generation {number} for a joiner, knowing that {done} are done")
+        gone = [agent.node_id] if is_own else [one for one in seats if one not in self.present]
+        if kind in ("loss", "departure") and number == self.number and set(gone) <= set(done):
+            raise Violation(f"{agent.name} ends generation {number} for a loss, but whoever is gone was done")
 
     def workers_start(self, agent: Agent, generation: int) -> None:
         self.world.tally["worker groups"] += 1
@@ -230,13 +228,17 @@ class Oracle:
             if other.workers and other is not agent and other.workers != generation:
                 if other.is_paused or self.world.now <= other.excused_until:
                     self.world.tally["overlaps with a stopped agent"] += 1
-                elif self.world.now >= self.signal_at.get(other.workers, NEVER) + 0.98 * self.setup.policy.ready_timeout_s:
+                elif other.is_stuck and self._was_left_out(other.workers):
                     self.world.tally["overlaps with one that was left out"] += 1
                 else:
                     raise Violation(
                         f"{agent.name} starts workers of generation {generation}"
                         f" while those of {other.workers} may run at {other.name}"
                     )
+
+    def _was_left_out(self, generation: int) -> bool:
+        """Whether all of the time had passed that a node has to stop its workers; only a clock that gains may make it less."""
+        return self.world.now >= self.signal_at.get(generation, NEVER) + 0.98 * self.setup.policy.ready_timeout_s
 
     def workers_succeeded(self, agent: Agent, generation: int) -> None:
         self.succeeded.add((generation, agent.node_id))

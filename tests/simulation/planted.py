@@ -5,11 +5,12 @@ They are small replacements of one method or constant, in the code under test or
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from unittest.mock import patch
+from tests.simulation.agent import Agent
+from tests.simulation.driver import Driver
+from tests.simulation.network import Connection
+from tests.simulation.planting import BUGS, Patches, bug, planted
 
-from rallypoint.core import generation, leader, leases, seating
+from rallypoint.core import generation, leader, leases, participant, seating
 from rallypoint.core import job_records as job
 from rallypoint.core.coordination import Compare, Outcome, Put, Transaction
 from rallypoint.core.forming import Forming
@@ -19,35 +20,15 @@ from rallypoint.core.membership import Membership
 from rallypoint.core.participant import Participant
 from rallypoint.core.restarts import Again, Purse
 from rallypoint.core.roster import Roster
-from tests.simulation.agent import Agent
-from tests.simulation.driver import Driver
-from tests.simulation.network import Connection
 
 __all__ = ["BUGS", "planted"]
-
-Bug = Callable[[], list[tuple[object, str, object]]]
-BUGS: dict[str, Bug] = {}
-
-
-def bug(make: Bug) -> Bug:
-    BUGS[make.__name__] = make
-    return make
-
-
-@contextmanager
-def planted(name: str) -> Iterator[None]:
-    """As long as it lasts, the bug of that name is there; none where there is no name."""
-    with ExitStack() as stack:
-        for owner, attribute, replacement in BUGS[name]() if name else []:
-            stack.enter_context(patch.object(owner, attribute, replacement))
-        yield
 
 
 # The leader's writes.
 
 
 @bug
-def leader_writes_without_its_term() -> list[tuple[object, str, object]]:
+def leader_writes_without_its_term() -> Patches:
     def fenced(self, compares, *operations):
         return Transaction((Compare(job.CLOSED, "create", 0), *compares), operations)
 
@@ -55,7 +36,7 @@ def leader_writes_without_its_term() -> list[tuple[object, str, object]]:
 
 
 @bug
-def generation_before_seats() -> list[tuple[object, str, object]]:
+def generation_before_seats() -> Patches:
     operations, advance = Forming.operations, Forming.advance
 
     def generation_first(self):
@@ -74,7 +55,7 @@ def generation_before_seats() -> list[tuple[object, str, object]]:
 
 
 @bug
-def seats_of_any_attempt() -> list[tuple[object, str, object]]:
+def seats_of_any_attempt() -> Patches:
     def without_attempt(number, attempt):
         return f"seats/{number}.0/"
 
@@ -86,7 +67,7 @@ def seats_of_any_attempt() -> list[tuple[object, str, object]]:
 
 
 @bug
-def signal_not_compared() -> list[tuple[object, str, object]]:
+def signal_not_compared() -> Patches:
     def signal(self, number, record, *more):
         return self._fenced((), Put(job.signal_key(number), job.encode(record)), *more)
 
@@ -94,7 +75,7 @@ def signal_not_compared() -> list[tuple[object, str, object]]:
 
 
 @bug
-def formed_twice_after_a_lost_answer() -> list[tuple[object, str, object]]:
+def formed_twice_after_a_lost_answer() -> Patches:
     class Anything(int):
         __ne__ = lambda self, other: False  # noqa: E731
 
@@ -111,7 +92,7 @@ def formed_twice_after_a_lost_answer() -> list[tuple[object, str, object]]:
 
 
 @bug
-def no_recount_of_who_is_done() -> list[tuple[object, str, object]]:
+def no_recount_of_who_is_done() -> Patches:
     def load(self, items, now):
         for item in items:
             if not item.key.startswith("up/done/"):
@@ -121,7 +102,7 @@ def no_recount_of_who_is_done() -> list[tuple[object, str, object]]:
 
 
 @bug
-def no_recount_of_failures() -> list[tuple[object, str, object]]:
+def no_recount_of_failures() -> Patches:
     """Whoever leads next pays for a failure as if nobody had failed; so the budget never ends."""
 
     def load(self, items, now):
@@ -133,7 +114,7 @@ def no_recount_of_failures() -> list[tuple[object, str, object]]:
 
 
 @bug
-def purse_starts_anew_with_each_leader() -> list[tuple[object, str, object]]:
+def purse_starts_anew_with_each_leader() -> Patches:
     def judge(policy, purse, ended):
         again = real(policy, Purse(), ended)
         return again if isinstance(again, Again) else Again(Purse(), 0.0, "none", "")
@@ -143,17 +124,17 @@ def purse_starts_anew_with_each_leader() -> list[tuple[object, str, object]]:
 
 
 @bug
-def no_wait_for_the_fence() -> list[tuple[object, str, object]]:
+def no_wait_for_the_fence() -> Patches:
     return [(generation, "_when_the_lost_have_stopped", lambda *_: float("-inf"))]
 
 
 @bug
-def no_margin_after_a_break() -> list[tuple[object, str, object]]:
+def no_margin_after_a_break() -> Patches:
     return [(generation, "BREAK_MARGIN_S", 0.0)]
 
 
 @bug
-def no_wait_for_busy_members() -> list[tuple[object, str, object]]:
+def no_wait_for_busy_members() -> Patches:
     def regroup(roster, current, policy, now):
         return real(roster, current.replace(signal_at=float("-inf")), policy, now)
 
@@ -162,9 +143,10 @@ def no_wait_for_busy_members() -> list[tuple[object, str, object]]:
 
 
 @bug
-def joiner_after_a_done() -> list[tuple[object, str, object]]:
+def joiner_after_a_done() -> Patches:
     def running(nodes, current: Current, policy: Policy, now):
-        if any(one not in nodes and one not in current.done for one in current.members) or len(current.done) == len(current.members):
+        is_lost = any(one not in nodes and one not in current.done for one in current.members)
+        if is_lost or len(current.done) == len(current.members):
             return real(nodes, current, policy, now)
         return generation._consider_joiners(nodes, current, policy, now)
 
@@ -173,12 +155,12 @@ def joiner_after_a_done() -> list[tuple[object, str, object]]:
 
 
 @bug
-def ranks_not_kept() -> list[tuple[object, str, object]]:
+def ranks_not_kept() -> Patches:
     return [(seating, "_old_places", lambda chosen, before: {})]
 
 
 @bug
-def more_nodes_than_allowed() -> list[tuple[object, str, object]]:
+def more_nodes_than_allowed() -> Patches:
     def usable(nodes, policy):
         return nodes if nodes >= policy.min_nodes else 0
 
@@ -186,15 +168,12 @@ def more_nodes_than_allowed() -> list[tuple[object, str, object]]:
 
 
 @bug
-def left_out_counts_as_ready() -> list[tuple[object, str, object]]:
-    return [
-        (Roster, "_forget_readiness_of_the_late", lambda self: None),
-        (Membership, "_must_tell_record", lambda self, now: self.seat is None),
-    ]
+def left_out_counts_as_ready() -> Patches:
+    return [(Roster, "_forget_readiness_of_the_late", lambda self: None), (participant, "LONG_STOP_S", 1e9)]
 
 
 @bug
-def decision_not_repeated_when_it_was_lost() -> list[tuple[object, str, object]]:
+def decision_not_repeated_when_it_was_lost() -> Patches:
     def decide_once(self, board, now):
         self._decide_at = None
         return real(self, board, now)
@@ -204,7 +183,7 @@ def decision_not_repeated_when_it_was_lost() -> list[tuple[object, str, object]]
 
 
 @bug
-def joiner_without_a_budget() -> list[tuple[object, str, object]]:
+def joiner_without_a_budget() -> Patches:
     return [(Leader, "_why_nobody_may_join", lambda self, board: "")]
 
 
@@ -212,7 +191,7 @@ def joiner_without_a_budget() -> list[tuple[object, str, object]]:
 
 
 @bug
-def done_is_bound_to_the_lease() -> list[tuple[object, str, object]]:
+def done_is_bound_to_the_lease() -> Patches:
     def next_write(self, now):
         request = real(self, now)
         if request is not None and request.then[0].key.startswith("up/done/"):
@@ -224,7 +203,7 @@ def done_is_bound_to_the_lease() -> list[tuple[object, str, object]]:
 
 
 @bug
-def looks_for_its_seat_once() -> list[tuple[object, str, object]]:
+def looks_for_its_seat_once() -> Patches:
     def note_seat(self, key, item):
         seat = self.board.generation
         real(self, job.seat_key(seat.number, seat.attempt, self.id), item)
@@ -234,7 +213,7 @@ def looks_for_its_seat_once() -> list[tuple[object, str, object]]:
 
 
 @bug
-def report_forgotten_when_ready() -> list[tuple[object, str, object]]:
+def report_forgotten_when_ready() -> Patches:
     def ready(self, now, port):
         real(self, now, port)
         self._report = None
@@ -244,7 +223,7 @@ def report_forgotten_when_ready() -> list[tuple[object, str, object]]:
 
 
 @bug
-def departs_although_it_is_done() -> list[tuple[object, str, object]]:
+def departs_although_it_is_done() -> Patches:
     return [(Membership, "_is_missed", lambda self, seat: self.board.number == seat.generation and self.board.signal() is None)]
 
 
@@ -252,12 +231,12 @@ def departs_although_it_is_done() -> list[tuple[object, str, object]]:
 
 
 @bug
-def never_fenced() -> list[tuple[object, str, object]]:
+def never_fenced() -> Patches:
     return [(Driver, "valid_until", lambda self: float("inf"))]
 
 
 @bug
-def fence_counted_from_the_answer() -> list[tuple[object, str, object]]:
+def fence_counted_from_the_answer() -> Patches:
     def kept(self, is_kept, sent_at):
         real(self, is_kept, self.agent.time())
 
@@ -266,7 +245,7 @@ def fence_counted_from_the_answer() -> list[tuple[object, str, object]]:
 
 
 @bug
-def ready_before_the_workers_are_gone() -> list[tuple[object, str, object]]:
+def ready_before_the_workers_are_gone() -> Patches:
     def stop(self, why, at_once):
         real(self, why, at_once)
         participant = self.driver.participant
@@ -278,7 +257,7 @@ def ready_before_the_workers_are_gone() -> list[tuple[object, str, object]]:
 
 
 @bug
-def leaves_before_the_workers_are_gone() -> list[tuple[object, str, object]]:
+def leaves_before_the_workers_are_gone() -> Patches:
     def terminate(self):
         if self.driver.participant is not None and not self.is_host and self.is_alive and not self.is_leaving:
             self.driver.participant.leave()
@@ -289,7 +268,7 @@ def leaves_before_the_workers_are_gone() -> list[tuple[object, str, object]]:
 
 
 @bug
-def lost_answer_taken_for_success() -> list[tuple[object, str, object]]:
+def lost_answer_taken_for_success() -> Patches:
     def on_break(self, connection: Connection, why):
         if isinstance(self.request, Transaction) and self.participant is not None and connection is self.connection:
             request, self.request = self.request, None
@@ -301,7 +280,7 @@ def lost_answer_taken_for_success() -> list[tuple[object, str, object]]:
 
 
 @bug
-def watch_resumed_one_too_late() -> list[tuple[object, str, object]]:
+def watch_resumed_one_too_late() -> Patches:
     def send_watch(self, prefix, revision):
         real(self, prefix, revision + (self.request is None))
 
@@ -313,6 +292,5 @@ def watch_resumed_one_too_late() -> list[tuple[object, str, object]]:
 
 
 @bug
-def absence_of_the_store_not_forgiven() -> list[tuple[object, str, object]]:
+def absence_of_the_store_not_forgiven() -> Patches:
     return [(leases, "AWAY_S", float("inf"))]
-

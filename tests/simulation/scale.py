@@ -1,7 +1,7 @@
-"""What a node costs the store, however many there are: operations and bytes for meeting, for a failure with N victims, for the end.
+"""What a node costs the store, however many there are: operations and bytes to meet, for one failure with N victims, to end.
 
-There is no network and no chance here: participants and a keyspace, in one process, as fast as they go. Bytes are what the values of
-each request, answer and event would take as JSON.
+There is no network and no chance here: participants and a keyspace, in one process, as fast as they go. Bytes are what the values
+of each request, answer and event would take as JSON.
 """
 
 from __future__ import annotations
@@ -182,7 +182,10 @@ def main(arguments: list[str] | None = None) -> int:
     for count in options.sizes:
         begun = time.monotonic()
         found[count] = measure(count)
-        each = [f"{name}: {cost.operations / count:.2f} operations, {cost.bytes / count:.0f} bytes" for name, cost in found[count].items()]
+        each = [
+            f"{name}: {cost.operations / count:.2f} operations, {cost.bytes / count:.0f} bytes"
+            for name, cost in found[count].items()
+        ]
         print(f"{count:>6} nodes, for each  {'; '.join(each)}; all in {time.monotonic() - begun:.1f} s", flush=True)
     worst = 0.0
     for phase in PHASES:

@@ -102,7 +102,8 @@ class Stage:
     def settle(self) -> None:
         """Everybody asks and is told until there is nothing left; a leader of many does not wait here."""
         for _ in range(STEPS):
-            if not any([self._step(name) for name in self.nodes]):
+            steps = [self._step(name) for name in self.nodes]
+            if not any(steps):
                 return
         raise AssertionError("they do not come to rest")
 

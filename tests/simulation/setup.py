@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from tests.simulation.world import Clock, World
+
 from rallypoint.core.generation import Policy
 from rallypoint.core.job_records import NOT_READY, NodeRecord
 from rallypoint.core.participant import Participant
 from rallypoint.core.restarts import RestartPolicy
-from tests.simulation.world import Clock, World
 
 __all__ = ["Setup"]
 
@@ -57,7 +58,7 @@ class Setup:
             last_call_s=world.between(0.2, 2.0),
             scale_up_window_s=0.3,
             after_expiry_s=self.fence_s - self.ttl_s,
-            ready_timeout_s=self.grace_s + 5.0,
+            ready_timeout_s=self.grace_s + max(5.0, self.fence_s + 0.5),  # by then a node that cannot hear has fenced itself
         )
 
     def _draw_restarts(self, world: World) -> RestartPolicy:

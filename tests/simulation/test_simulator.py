@@ -12,7 +12,6 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-
 from tests.simulation.__main__ import main, run_seeds
 from tests.simulation.cluster import LEAST_FAULTS, LEAST_S, Cluster, Failure, simulate
 from tests.simulation.scale import PHASES, SIZES, exponent, measure
@@ -24,14 +23,14 @@ HAPPENS = (
     "agents killed", "breaks", "ended by departure", "ended by failure", "ended by finished", "ended by join", "ended by loss",
     "fences", "histories too short", "host lost: crash", "host lost: kill", "host lost: terminate", "jobs closed", "jobs failed",
     "jobs finished", "jobs host_left", "leases lost", "nodes deleted", "nodes dropped", "nodes expired",
-    "overlaps with a stopped agent", "overlaps with one that was left out", "refused", "replies lost", "requests lost", "restarts",
-    "second holders refused", "stores given up", "timedout",
+    "overlaps with a stopped agent", "overlaps with one that was left out", "refused", "replies lost", "requests lost",
+    "restarts", "second holders refused", "stores given up", "timedout",
 )  # fmt: skip
 
 
 def test_no_seed_breaks_a_rule() -> None:
-    """P02, P03, P04, P07, P14, P26, P27, P41, P46, P48: all members hold the same world, no two generations run at once, ranks are
-    right and kept, budgets hold, success is everybody's, and nothing waits for ever, whatever goes wrong.
+    """P02, P03, P04, P07, P14, P26, P27, P41, P46, P48: all members hold the same world, no two generations run at once, ranks
+    are right and kept, budgets hold, success is everybody's, and nothing waits for ever, whatever goes wrong.
     """
     tally: Counter[str] = Counter()
     for happened, failures in run_seeds(0, SEEDS, jobs=2):

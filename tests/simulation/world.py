@@ -7,13 +7,15 @@ and one `random.Random`.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
 from random import Random
+from typing import TypeVar
 
 __all__ = ["TRACED", "Clock", "Violation", "World"]
 
 TRACED = 1000
+T = TypeVar("T")
 
 
 class Violation(AssertionError):
@@ -66,8 +68,7 @@ class World:
             time, _, act, args = heappop(heap)
             if time > until:
                 return
-            if time > self.now:
-                self.now = time
+            self.now = max(self.now, time)
             act(*args)
 
     # Chance.
@@ -81,7 +82,7 @@ class World:
     def below(self, count: int) -> int:
         return int(self.random() * count)
 
-    def choice(self, options):  # noqa: ANN001, ANN201
+    def choice(self, options: Sequence[T]) -> T:
         return options[int(self.random() * len(options))]
 
     def log_between(self, low: float, high: float) -> float:

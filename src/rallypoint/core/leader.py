@@ -38,6 +38,7 @@ STATUS_INTERVAL_S = 10.0
 BATCH_PER_NODE_S = 1e-5  # a decision looks at every node, so with many of them it is made for many events at once
 LEAST_BATCH_S = 1e-3
 MAX_WHY = 500
+MAX_COMPARED = 50
 
 
 class Leader:
@@ -133,7 +134,7 @@ class Leader:
             decision = Wait(refusal)
         match decision:
             case Interrupt(kind, why):
-                return self._signal(board.number, job.Signal(kind, why[:MAX_WHY], self.name))
+                return self._interrupt(board.number, job.Signal(kind, why[:MAX_WHY], self.name))
             case Conclude():
                 finished = job.Signal("finished", "all nodes are done", self.name)
                 return self._signal(board.number, finished, self._closed("finished", "the job has finished"))
@@ -203,6 +204,13 @@ class Leader:
     def _signal(self, generation: int, signal: job.Signal, *more: Operation) -> Transaction:
         key = job.signal_key(generation)
         return self._fenced((Compare(key, "create", 0),), Put(key, job.encode(signal)), *more)
+
+    def _interrupt(self, generation: int, signal: job.Signal) -> Transaction:
+        """Losing a node that is done is no loss, even if its word that it is done reaches the store after its lease has ended."""
+        lost = [] if signal.kind == "join" else self.roster.lost_members()
+        not_done = tuple(Compare(job.done_key(generation, node_id), "create", 0) for node_id in lost[:MAX_COMPARED])
+        key = job.signal_key(generation)
+        return self._fenced((Compare(key, "create", 0), *not_done), Put(key, job.encode(signal)))
 
     def _closed(self, kind: job.ClosedKind, why: str, verdict: dict[str, object] | None = None) -> Put:
         return Put(job.CLOSED, job.encode(job.Closed(kind, why[:MAX_WHY], self.name, verdict)))

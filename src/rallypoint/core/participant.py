@@ -70,8 +70,8 @@ class Participant(Membership):
         if leader is not self.leader:
             return
         leader.replied(request, answer, self.board, now)
-        if leader.must_reload:
-            leader.must_reload, self.board.is_loaded = False, False
+        if leader.must_reload:  # what it knew was not so any more
+            self.look_again()
         self._board_changed(now)
 
     def look_again(self) -> None:

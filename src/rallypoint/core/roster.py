@@ -129,6 +129,11 @@ class Roster:
     def done_members(self) -> frozenset[str]:
         return frozenset(self._done.get(self.generation, ())) & self.members.keys()
 
+    def lost_members(self) -> list[str]:
+        """Those that are gone without being done, as far as is known."""
+        done = self.done_members()
+        return [node_id for node_id in self.members if node_id not in self.nodes and node_id not in done]
+
     def verdict(self) -> Verdict:
         lost = [gone.name for gone in self.gone.values() if not gone.is_departure]
         departed = [gone.name for gone in self.gone.values() if gone.is_departure]

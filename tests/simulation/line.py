@@ -1,0 +1,174 @@
+"""One agent's connection to the store and its lease: dialling, breaks, the fence, and when to give up.
+
+It does what `store.line` and `store.held_lease` do. What is said over it is in `driver`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tests.simulation.network import Connection
+
+from rallypoint.core import fence
+from rallypoint.core.participant import Participant
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from tests.simulation.agent import Agent
+
+__all__ = ["BROKEN_GRACE_S", "NEVER", "Line"]
+
+BROKEN_GRACE_S = 0.25
+STORE_TIMEOUT_S = 30.0
+REFUSAL_TIMEOUT_S = 3.0
+CONNECT_TIMEOUT_S = 1.0
+HANDSHAKE_S = 5.0
+NEVER = float("inf")
+
+
+class Line:
+    """The connection of one agent, and what it knows of its lease."""
+
+    pump: Callable[[], None]
+    _forget_events: Callable[[], None]
+    _forget_request: Callable[[], None]
+    _send_watch: Callable[[str, int], None]
+
+    def __init__(self, agent: Agent) -> None:
+        self.agent, self.world, self.clock = agent, agent.world, agent.clock
+        self.engine, self.link, self.setup = agent.engine, agent.link, agent.setup
+        self.participant: Participant | None = None
+        self.connection: Connection | None = None
+        self.lease = 0
+        self.renewed_at = 0.0  # when the last keepalive was sent that was answered
+        self._is_up = False  # the lease was granted, or taken up, on this connection
+        self._watches: dict[str, int] = {}  # what is watched, and the next revision to be told
+        self._confirmed: set[str] = set()
+        self._asked_watches: dict[int, str] = {}
+        self._broken_at = self._silent_since = NEVER
+        self._unreachable_since: float | None = None
+        self._refused_since: float | None = None
+        self._trouble = ""
+        self._dials = self._failures = self._session = 0
+        self._fence_at = self._wake_at = NEVER
+
+    # The lease, as this node sees it.
+
+    def valid_until(self) -> float:
+        if not self.lease:
+            return NEVER
+        own_end = self.renewed_at + self.setup.fence_s
+        return own_end if self.setup.is_replicated else min(own_end, self._broken_at + BROKEN_GRACE_S)
+
+    def check_fence(self) -> bool:
+        """Whether all is well; if not, what follows from that has been done."""
+        connection = fence.Connection(self.valid_until(), self._unreachable_since, self._refused_since, self._trouble)
+        match fence.judge(connection, STORE_TIMEOUT_S, REFUSAL_TIMEOUT_S, self.agent.time()):
+            case fence.Fence(why):
+                self.world.tally["fences"] += 1
+                self.end_session(why)
+                return False
+            case fence.GiveUp(why):
+                self.world.tally["stores given up"] += 1
+                self.agent.give_up(why)
+                return False
+            case fence.Hold(wake_at):
+                self._arm_fence(self.clock.when(wake_at))
+        return True
+
+    def _arm_fence(self, at: float) -> None:
+        if at < self._fence_at:
+            self._fence_at = at
+            self.world.at(at, self._on_fence, at)
+
+    def _on_fence(self, planned: float) -> None:
+        if planned == self._fence_at and self.agent.is_awake(self._on_fence, planned):
+            self._fence_at = NEVER
+            valid_until = self.valid_until()
+            if self._unreachable_since is None and self.agent.time() < valid_until:  # as `judge` would say, only quicker
+                self._arm_fence(self.clock.when(valid_until))
+            else:
+                self.check_fence()
+
+    def end_session(self, why: str) -> None:
+        """The others may take us for dead: no worker may run any longer, and the next session is under another number."""
+        self.world.note(self.agent.name, "session over", why)
+        self.close()
+        self._session += 1
+        self.participant, self.lease = None, 0
+        self._watches = {}
+        self._forget_events()
+        self._broken_at = self._silent_since = self._wake_at = NEVER
+        if self._unreachable_since is None:
+            self._unreachable_since = self.agent.time()
+        self.agent.fenced(why)
+        if self.agent.is_alive:
+            self.dial()
+
+    def close(self) -> None:
+        connection, self.connection = self.connection, None
+        self._is_up = False
+        self._forget_request()
+        if connection is not None:
+            connection.close()
+
+    # Connecting.
+
+    def dial(self) -> None:
+        self._dials += 1
+        answer = self.engine.answers_dial(self.link)
+        delay_s = CONNECT_TIMEOUT_S if answer == "silent" else 2 * self.link.latency_s(self.world)
+        self.world.after(delay_s, self._dialled, self._dials, answer)
+
+    def _dialled(self, dial: int, answer: str) -> None:
+        if dial != self._dials or not self.agent.is_awake(self._dialled, dial, answer):
+            return
+        now = self.agent.time()
+        if answer == "open" and self.engine.answers_dial(self.link) == "open":
+            self._connected(now)
+            return
+        self._refused_since = (self._refused_since or now) if answer == "refused" else None
+        self._unreachable_since = self._unreachable_since or now
+        self._trouble = answer
+        if self.check_fence() and dial == self._dials:
+            self._failures += 1
+            self.world.after(min(1.0, 0.05 * 2.0**self._failures) * self.world.between(0.5, 1.0), self._redial, dial)
+
+    def _redial(self, dial: int) -> None:
+        if dial == self._dials and self.agent.is_awake(self._redial, dial):
+            self.dial()
+
+    def _connected(self, now: float) -> None:
+        self._failures = 0
+        self._unreachable_since = self._refused_since = None
+        self.connection = Connection(self.world, self.link, self, self.engine)
+        self.engine.accept(self.connection)
+        self._confirmed.clear()
+        self._asked_watches.clear()
+        if self.lease:
+            self.connection.send_up(("resume", self.lease, now))
+            for prefix, revision in self._watches.items():
+                self._send_watch(prefix, revision)
+        else:
+            self.connection.send_up(("grant", self.setup.ttl_s, now))
+            self.world.after(HANDSHAKE_S, self._not_granted, self.connection)
+
+    def _not_granted(self, connection: Connection) -> None:
+        if connection is self.connection and not self._is_up and self.agent.is_awake(self._not_granted, connection):
+            connection.close()
+            self.on_break(connection, "no answer")
+
+    def on_break(self, connection: Connection, why: str) -> None:
+        """The connection is gone; what was asked over it may have been done or not."""
+        if connection is not self.connection or not self.agent.is_awake(self.on_break, connection, why):
+            return
+        self.world.note(self.agent.name, "connection broke", why)
+        self.world.tally["breaks"] += 1
+        now = self.agent.time()
+        self._broken_at = min(self._broken_at, now)
+        self._silent_since = NEVER
+        self._unreachable_since, self._trouble = now, why
+        self.close()
+        if self.check_fence():
+            self.dial()
+            self.pump()
