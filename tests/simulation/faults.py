@@ -70,6 +70,9 @@ class Faults:
         if scene in self._ambushes and self.world.now < self.setup.heal_at - 1.0:
             self._ambushes.remove(scene)
             delay_s = self.world.log_between(1e-4, 0.3)
+            if scene == "gone" and self.world.chance(0.5):  # a failure elsewhere, while the leader is about to tell of the loss
+                self.world.after(self.world.log_between(1e-4, 0.02), self.fail_workers)
+                return
             if self.world.chance(0.3):
                 self.world.after(delay_s, self.lose_done if scene == "done" else self.depose)
                 return
@@ -242,7 +245,12 @@ class Faults:
             agent.link.slow_s = self.world.log_between(0.1, 3.0)
             self.world.after(self.world.between(1.0, 6.0), self._speed_up, agent)
             if self.world.chance(0.4):
-                self.world.after(self.world.between(0.5, 4.0), self._cut, agent, 6.0)
+                self.world.after(self.world.between(0.5, 4.0), self._silence, agent)
+
+    def _silence(self, agent: Agent) -> None:
+        """What it says is not heard any more, while it may still hear late answers."""
+        agent.link.cut(up=True, down=self.world.chance(0.3))
+        self.world.after(6.0, self._mend, agent)
 
     def _speed_up(self, agent: Agent) -> None:
         agent.link.slow_s = 0.0

@@ -71,7 +71,7 @@ def signal_not_compared() -> Patches:
     def signal(self, number, record, *more):
         return self._fenced((), Put(job.signal_key(number), job.encode(record)), *more)
 
-    return [(Leader, "_signal", signal)]
+    return [(Leader, "_signal", signal), (Leader, "_interrupt", signal)]
 
 
 @bug

@@ -165,12 +165,13 @@ class Driver:
             why = self._check(engine)
             if why is not None:
                 return self._end_session(participant, why)
+            is_reached = True
             try:
                 is_busy = self._turn(engine, participant)
             except LeaseLostError as error:
                 return self._end_session(participant, str(error))
             except UnreachableError:
-                is_busy = False
+                is_busy = is_reached = False
                 if self._is_stopped:
                     return False  # nobody there to say goodbye to
             except CompactedError:
@@ -183,7 +184,7 @@ class Driver:
             if self._is_stopped and not self._words and not self._has_to_say(participant):
                 return False
             if not is_busy:
-                self._rest(engine, participant)
+                self._rest(engine, participant.wake_at() if is_reached else None)
 
     def _check(self, engine: Coordination) -> str | None:
         """Why the session is over, if it is; gives up for good where there is no hope."""
@@ -219,9 +220,9 @@ class Driver:
         engine.watch(request.prefix, request.from_revision, deadline)
         return None
 
-    def _rest(self, engine: Coordination, participant: Participant) -> None:
+    def _rest(self, engine: Coordination, wake_at: float | None) -> None:
+        """Until something comes, or is due; what the participant has to ask waits while nobody would answer."""
         times = [engine.wake_at(), engine.valid_until(), time.monotonic() + REQUEST_TIMEOUT_S]
-        wake_at = participant.wake_at()
         if wake_at is not None:
             times.append(wake_at)
         wait_for_any([engine.fileno(), self._bell.fileno()], min(times))
