@@ -226,7 +226,8 @@ class Oracle:
         self.notice("started")
         for other in self.agents:
             if other.workers and other is not agent and other.workers != generation:
-                if other.is_paused or self.world.now <= other.excused_until:
+                # Who was stopped learns only after it has woken up that it was replaced; so it may also be the one that starts.
+                if other.is_paused or self.world.now <= max(other.excused_until, agent.excused_until):
                     self.world.tally["overlaps with a stopped agent"] += 1
                 elif other.is_stuck and self._was_left_out(other.workers):
                     self.world.tally["overlaps with one that was left out"] += 1
