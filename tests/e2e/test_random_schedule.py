@@ -30,6 +30,7 @@ NODES = 5
 WORKERS = 2
 LONGEST_S = 5.0  # of pauses and cuts
 SAME_GENERATION_S = LONGEST_S + 2.0  # ports may come back later
+PORT_AGAIN_S = 1.0  # and sometimes sooner
 WAKING_S = 1.0  # a paused agent cannot stop its workers; awake, it does
 FULL_WORLD_S = 75.0  # a node that was lost again and again is held back for up to a minute
 KINDS = ["kill_agent", "kill_worker", "pause", "freeze", "leave", "stall", "reset"]
@@ -98,7 +99,7 @@ class Proxy:
         self._loop.call_soon_threadsafe(self._reset)
 
     def _reset(self) -> None:
-        for writer in self._writers:
+        for writer in [one for one in self._writers if not one.is_closing()]:
             writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             writer.transport.abort()
 
@@ -180,13 +181,21 @@ def read_lives(folder: Path) -> list[Life]:
     return []
 
 
+def _has_ended(rank: int, known: list[Life], before: float) -> bool:
+    """The kernel gives out a port again by chance: then the same rank of an earlier generation was gone long before.
+
+    Two of one generation would be there at the same time.
+    """
+    return any(one.rank == rank and one.ended + PORT_AGAIN_S < before for one in known)
+
+
 def generations(lives: list[Life]) -> list[list[Life]]:
     """The workers of each generation, in the order in which generations began."""
     found: list[list[Life]] = []
     latest: dict[object, list[Life]] = {}
     for life in sorted(lives, key=lambda life: life.began):
         known = latest.get(life.key)
-        if known is None or life.began > known[0].began + SAME_GENERATION_S:
+        if known is None or life.began > known[0].began + SAME_GENERATION_S or _has_ended(life.rank, known, life.began):
             known = latest[life.key] = []
             found.append(known)
         known.append(life)
