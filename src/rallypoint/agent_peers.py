@@ -110,7 +110,6 @@ def _as_told(rank: int, role: str, failure: object) -> WorkerFailure:
 
     assert isinstance(failure, ProcessFailure)
     age_s = max(0.0, time.time() - failure.failed_at)
-    log_file = failure.log_file if failure.log_file else ""
     return WorkerFailure(
-        rank, failure.local_rank, role, failure.hostname, failure.pid, failure.exitcode, failure.message, age_s, log_file
+        rank, failure.local_rank, role, failure.hostname, failure.pid, failure.exitcode, failure.message, age_s, failure.log_file
     )

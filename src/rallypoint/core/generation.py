@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     Interruption = Literal["loss", "departure", "join"]
 
-__all__ = ["Conclude", "Current", "Decision", "Form", "Gone", "Interrupt", "Node", "Policy", "Wait", "decide"]
+__all__ = ["Conclude", "Current", "Decision", "Form", "Gone", "Interrupt", "Node", "Policy", "Wait", "decide", "listed"]
 
 MAX_NAMED = 16
 MARGIN_S = 0.3  # what two clocks may differ by over one lease, and a kill may take
@@ -198,7 +198,7 @@ def _running(roster: Mapping[str, Node], current: Current, policy: Policy, now: 
 
 def _interrupt_for_lost(lost: list[str], current: Current) -> Interrupt:
     gone = [current.gone[node_id] for node_id in lost if node_id in current.gone]
-    names = _listed([current.members[node_id].name for node_id in lost])
+    names = listed([current.members[node_id].name for node_id in lost])
     if gone and all(one.is_departure for one in gone):
         return Interrupt("departure", f"{names} left")
     silent = any(one.cause == "expired" for one in gone)
@@ -218,7 +218,7 @@ def _consider_joiners(roster: Mapping[str, Node], current: Current, policy: Poli
     closes = min(latest + policy.scale_up_window_s, opens + LONGEST_WINDOW * policy.scale_up_window_s)
     if now < closes and together < policy.max_nodes:
         return Wait(f"{len(joiners)} nodes want to join; others may follow", closes)
-    names = _listed([node.record.name for node in joiners])
+    names = listed([node.record.name for node in joiners])
     return Interrupt("join", f"{names} joins; from {len(current.members)} to {usable(together, policy)} nodes")
 
 
@@ -229,7 +229,7 @@ def _regroup(roster: Mapping[str, Node], current: Current, policy: Policy, now: 
     busy = [node for node in roster.values() if node.id in current.members and node.record.ready_after < current.number]
     patience_ends = current.signal_at + policy.ready_timeout_s
     if busy and now < patience_ends:
-        names = _listed([node.record.name for node in busy])
+        names = listed([node.record.name for node in busy])
         return Wait(f"{len(busy)} nodes are stopping their workers: {names}", patience_ends)
     safe_at = _when_the_lost_have_stopped(roster, current, policy)
     if now < safe_at:
@@ -257,6 +257,7 @@ def _when_the_lost_have_stopped(roster: Mapping[str, Node], current: Current, po
     return max(stopped_at, default=float("-inf"))
 
 
-def _listed(names: list[str]) -> str:
+def listed(names: list[str]) -> str:
+    """Some of the names, and how many more there are."""
     more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
     return ", ".join(names[:MAX_NAMED]) + more

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     ClosedKind = Literal["finished", "failed", "closed", "host_left"]
 
 __all__ = [
-    "CLOSED", "DATA", "DOWN", "GENERATION", "LEADER", "NOT_READY", "SETTINGS", "STATUS", "UP", "Closed", "Generation",
+    "CLOSED", "DATA", "DOWN", "GENERATION", "LEADER", "MAX_WHY", "NOT_READY", "SETTINGS", "STATUS", "UP", "Closed", "Generation",
     "NodeRecord",
     "Seat", "Signal", "Status", "decode", "done_key", "done_prefix", "encode", "failure_key", "failure_prefix", "node_key",
     "refusal_key",
@@ -51,6 +51,7 @@ UP = "up/"
 DATA = "data/"
 
 NOT_READY = -1
+MAX_WHY = 500  # characters of a reason: every node gets it
 
 
 def signal_key(generation: int) -> str:

@@ -37,7 +37,6 @@ __all__ = ["STATUS_INTERVAL_S", "Leader"]
 STATUS_INTERVAL_S = 10.0
 BATCH_PER_NODE_S = 1e-5  # a decision looks at every node, so with many of them it is made for many events at once
 LEAST_BATCH_S = 1e-3
-MAX_WHY = 500
 MAX_COMPARED = 50
 
 
@@ -134,7 +133,7 @@ class Leader:
             decision = Wait(refusal)
         match decision:
             case Interrupt(kind, why):
-                return self._interrupt(board.number, job.Signal(kind, why[:MAX_WHY], self.name))
+                return self._interrupt(board.number, job.Signal(kind, why[:job.MAX_WHY], self.name))
             case Conclude():
                 finished = job.Signal("finished", "all nodes are done", self.name)
                 return self._signal(board.number, finished, self._closed("finished", "the job has finished"))
@@ -188,7 +187,7 @@ class Leader:
             if now < current.signal_at + again.delay_s:
                 return self._rest(Wait(again.why, current.signal_at + again.delay_s), now)
             purse, why = again.purse, again.why
-        self.forming = Forming(board.number + 1, self.term, form, purse, why[:MAX_WHY])
+        self.forming = Forming(board.number + 1, self.term, form, purse, why[:job.MAX_WHY])
         return self._next_of_form(self.forming, board)
 
     def _next_of_form(self, forming: Forming, board: Board) -> Transaction:
@@ -201,19 +200,20 @@ class Leader:
         mine = (Compare(job.LEADER, "create", self.term), Compare(job.CLOSED, "create", 0))
         return Transaction((*mine, *compares), operations)
 
-    def _signal(self, generation: int, signal: job.Signal, *more: Operation) -> Transaction:
+    def _signal(
+        self, generation: int, signal: job.Signal, *more: Operation, compares: tuple[Compare, ...] = ()
+    ) -> Transaction:
         key = job.signal_key(generation)
-        return self._fenced((Compare(key, "create", 0),), Put(key, job.encode(signal)), *more)
+        return self._fenced((Compare(key, "create", 0), *compares), Put(key, job.encode(signal)), *more)
 
     def _interrupt(self, generation: int, signal: job.Signal) -> Transaction:
         """Losing a node that is done is no loss, even if its word that it is done reaches the store after its lease has ended."""
         lost = [] if signal.kind == "join" else self.roster.lost_members()
         not_done = tuple(Compare(job.done_key(generation, node_id), "create", 0) for node_id in lost[:MAX_COMPARED])
-        key = job.signal_key(generation)
-        return self._fenced((Compare(key, "create", 0), *not_done), Put(key, job.encode(signal)))
+        return self._signal(generation, signal, compares=not_done)
 
     def _closed(self, kind: job.ClosedKind, why: str, verdict: dict[str, object] | None = None) -> Put:
-        return Put(job.CLOSED, job.encode(job.Closed(kind, why[:MAX_WHY], self.name, verdict)))
+        return Put(job.CLOSED, job.encode(job.Closed(kind, why[:job.MAX_WHY], self.name, verdict)))
 
 
 def _ids(items: tuple[Item, ...]) -> list[str]:

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 __all__ = ["LONG_STOP_S", "Joining", "Membership"]
 
-MAX_WHY = 500
 LONG_STOP_S = 2.0
 
 
@@ -215,4 +214,4 @@ def _summary(report: NodeReport) -> str:
     if not report.failures:
         return f"workers failed on {report.node}"
     first = report.failures[0]
-    return f"rank {first.rank} on {report.node} failed: {first.message}"[:MAX_WHY]
+    return f"rank {first.rank} on {report.node} failed: {first.message}"[:job.MAX_WHY]

@@ -12,7 +12,7 @@ from contextlib import suppress
 from rallypoint.core import job_records as job
 from rallypoint.core.coordination import Event, Item
 from rallypoint.core.failure_reports import NodeReport, decode_report
-from rallypoint.core.generation import Current, Gone, Node
+from rallypoint.core.generation import Current, Gone, Node, listed
 from rallypoint.core.restarts import Ended
 from rallypoint.core.seating import Candidate, Seated
 from rallypoint.core.verdict import Verdict, describe, judge_failures
@@ -20,7 +20,6 @@ from rallypoint.records import Value
 
 __all__ = ["Roster", "SecondHolder"]
 
-MAX_NAMED = 16
 SOON_S = 10.0  # a node that dies this soon after a generation was formed with it is one that keeps dying
 LONGEST_HOLD_S = 60.0
 
@@ -187,9 +186,9 @@ class Roster:
 
     def who_is_here(self, wanted: int) -> str:
         names = sorted(node.record.name for node in self.nodes.values())
-        here = f"here: {_listed(names)}"
+        here = f"here: {listed(names)}"
         missing = self._missing_names(wanted)
-        return f"{here}; missing: {_listed(missing)}" if missing else here
+        return f"{here}; missing: {listed(missing)}" if missing else here
 
     def _missing_names(self, wanted: int) -> list[str]:
         """Those that sat in the last generation, or the ranks that nobody holds where nodes name their own."""
@@ -199,8 +198,3 @@ class Roster:
         if held == {-1}:
             return []
         return [f"rank {rank}" for rank in range(wanted) if rank not in held]
-
-
-def _listed(names: list[str]) -> str:
-    more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
-    return ", ".join(names[:MAX_NAMED]) + more

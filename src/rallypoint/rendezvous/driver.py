@@ -18,8 +18,9 @@ from rallypoint import report
 from rallypoint.core import fence, news
 from rallypoint.core.coordination import Outcome, Read, Request, Snapshot, Transaction
 from rallypoint.core.participant import Participant
+from rallypoint.processes.context import wait_readable
 from rallypoint.records import Value
-from rallypoint.rendezvous.waiting import Bell, wait_for_any
+from rallypoint.rendezvous.waiting import Bell
 from rallypoint.store.coordination import (
     CompactedError,
     Coordination,
@@ -30,7 +31,7 @@ from rallypoint.store.coordination import (
     UnreachableError,
 )
 
-__all__ = ["Driver", "Fenced", "Lost", "Patience"]
+__all__ = ["Driver", "Fenced", "Lost", "Patience", "Word"]
 
 REQUEST_TIMEOUT_S = 10.0
 
@@ -132,7 +133,7 @@ class Driver:
 
     def wait(self, timeout_s: float) -> None:
         """For `connect`: sleep, unless there is something to do."""
-        wait_for_any([self._bell.fileno()], time.monotonic() + timeout_s)
+        wait_readable([self._bell.fileno()], timeout_s)
         self._bell.silence()
 
     # The thread itself.
@@ -225,7 +226,7 @@ class Driver:
         times = [engine.wake_at(), engine.valid_until(), time.monotonic() + REQUEST_TIMEOUT_S]
         if wake_at is not None:
             times.append(wake_at)
-        wait_for_any([engine.fileno(), self._bell.fileno()], min(times))
+        wait_readable([engine.fileno(), self._bell.fileno()], min(times) - time.monotonic())
 
     def _has_to_say(self, participant: Participant) -> bool:
         return participant.is_leaving and not participant.has_left

@@ -18,16 +18,16 @@ from rallypoint.core.failure_reports import NodeReport, WorkerFailure
 from rallypoint.core.participant import Participant
 from rallypoint.core.ranks import WorkerRanks
 from rallypoint.errors import RendezvousConnectionError, RendezvousError
+from rallypoint.processes.context import wait_readable
 from rallypoint.rendezvous import endings
 from rallypoint.rendezvous.coordinated import CoordinatedHandler, Introduction
-from rallypoint.rendezvous.driver import Driver, Fenced, Lost, Patience
+from rallypoint.rendezvous.driver import Driver, Fenced, Lost, Patience, Word
 from rallypoint.rendezvous.endpoint import get_free_port
 from rallypoint.rendezvous.handler import RendezvousInfo, RendezvousParameters, RendezvousStoreInfo
 from rallypoint.rendezvous.joining import Identity, lease_s, make_joining
 from rallypoint.rendezvous.meeting_place import MeetingPlace
 from rallypoint.rendezvous.rank_hint import find_rank_hint, stable_name
 from rallypoint.rendezvous.settings import Settings
-from rallypoint.rendezvous.waiting import wait_for_any
 from rallypoint.store.coordination import Coordination
 from rallypoint.store.shared_store import SharedStore
 
@@ -68,7 +68,7 @@ class DynamicRendezvous(CoordinatedHandler):
 
     def next_rendezvous(self) -> RendezvousInfo:
         while (info := self.poll_rendezvous()) is None:
-            wait_for_any([self.wakeup_fd()], time.monotonic() + 60.0)
+            wait_readable([self.wakeup_fd()], None)  # it ends by the join timeout at the latest
         return info
 
     def is_closed(self) -> bool:
@@ -179,7 +179,7 @@ class DynamicRendezvous(CoordinatedHandler):
     def _say_how_it_ends(self, driver: Driver, failure: str) -> None:
         """A failure of ours ends the job. The end of the host ends it too, unless that is done and stays for the others."""
         if failure and self._seated is not None:  # who was refused must not end a job of others
-            driver.tell(lambda participant: participant.close("failed", f"{self.name}: {failure}"[:500]))
+            driver.tell(lambda participant: participant.close("failed", f"{self.name}: {failure}"[:job.MAX_WHY]))
         elif self._place.is_host and not self._is_done:
             why = f"{self.name}, which hosts the coordination store, has ended"
             driver.tell(lambda participant: participant.close("host_left", why))
@@ -234,9 +234,9 @@ class DynamicRendezvous(CoordinatedHandler):
 
     # The driver and its sessions.
 
-    def _tell(self, word: object) -> None:
+    def _tell(self, word: Word) -> None:
         if self._driver is not None:
-            self._driver.tell(word)  # type: ignore[arg-type]
+            self._driver.tell(word)
 
     def _start(self) -> Driver:
         if self._driver is None:

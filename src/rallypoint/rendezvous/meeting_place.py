@@ -55,11 +55,11 @@ class MeetingPlace:
         refused_since = self._engine.connection().refused_since if self._engine else None
         while True:
             try:
-                self._engine = self._try_once()
-                return self._engine
+                return self._try_once()
             except UnreachableError as error:
                 trouble, now = str(error), time.monotonic()
-            refused_since = None if "refused" not in trouble else refused_since or now
+            is_refused = self._engine is not None and self._engine.connection().refused_since is not None
+            refused_since = (refused_since or now) if is_refused else None
             self._give_up_if_hopeless(trouble, now - began, timeout_s, now - (refused_since or now), refusal_timeout_s)
             if now >= tell_at:
                 tell_at = now + PROGRESS_INTERVAL_S
@@ -81,7 +81,7 @@ class MeetingPlace:
     def _try_once(self) -> EmbeddedCoordination:
         if self.server is None and not self._identity:
             self._try_to_host()
-        engine = self._new_engine()
+        engine = self._engine = self._new_engine()
         try:
             engine.connect(time.monotonic() + SLICE_S)
             self._check_identity(engine)

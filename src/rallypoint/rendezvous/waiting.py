@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import os
-import select
-import time
-from collections.abc import Iterable
 
-__all__ = ["Bell", "wait_for_any"]
+__all__ = ["Bell"]
 
 
 class Bell:
@@ -33,13 +30,3 @@ class Bell:
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
-
-
-def wait_for_any(fds: Iterable[int], deadline: float) -> None:
-    """Until one of these can be read, or `deadline` on time.monotonic()."""
-    poll = select.poll()
-    for fd in fds:
-        if fd >= 0:
-            poll.register(fd, select.POLLIN)
-    left_s = deadline - time.monotonic()
-    poll.poll(None if left_s == float("inf") else max(0.0, left_s) * 1000 + 0.5)
