@@ -12,7 +12,7 @@ from benchmarks.figures import Figure, table, write_json
 
 __all__ = ["main"]
 
-PARTS = ("start", "memory", "restart", "idle", "tee", "rendezvous", "regroup")
+PARTS = ("start", "memory", "restart", "idle", "tee", "rendezvous", "regroup", "store")
 RESULTS = Path(__file__).parent / "results"
 
 

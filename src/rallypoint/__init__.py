@@ -30,6 +30,11 @@ if TYPE_CHECKING:
     from rallypoint.processes.failures import ChildFailedError, ProcessFailure
     from rallypoint.processes.log_specs import DefaultLogsSpecs, LogsDest, LogsSpecs, Std
     from rallypoint.processes.subprocesses import start_processes
+    from rallypoint.store.file_store import FileStore
+    from rallypoint.store.hash_store import HashStore
+    from rallypoint.store.interface import QueueEmptyError, Store, StoreError, StoreNetworkError, StoreTimeoutError
+    from rallypoint.store.prefix_store import PrefixStore
+    from rallypoint.store.tcp_store import TCPStore
     from rallypoint.workers import RunResult, Worker, WorkerGroup, WorkerSpec, WorkerState
 
 __version__ = "0.1.0"
@@ -58,6 +63,11 @@ _HOMES = {
     "processes.failures": ("ChildFailedError", "ProcessFailure"),
     "processes.log_specs": ("DefaultLogsSpecs", "LogsDest", "LogsSpecs", "Std"),
     "processes.subprocesses": ("start_processes",),
+    "store.file_store": ("FileStore",),
+    "store.hash_store": ("HashStore",),
+    "store.interface": ("QueueEmptyError", "Store", "StoreError", "StoreNetworkError", "StoreTimeoutError"),
+    "store.prefix_store": ("PrefixStore",),
+    "store.tcp_store": ("TCPStore",),
     "workers": ("RunResult", "Worker", "WorkerGroup", "WorkerSpec", "WorkerState"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

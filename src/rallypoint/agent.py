@@ -113,6 +113,7 @@ class SimpleElasticAgent(AgentRecords, AgentPeers, ElasticAgent):
                 raise
             finally:
                 self._shutdown(death_sig, timeout=self._shutdown_timeout)
+                self._close_worker_store()
                 self._total_execution_time = int(time.monotonic() - started_at)
 
     def _invoke_run(self, role: str = DEFAULT_ROLE) -> RunResult:

@@ -97,6 +97,12 @@ class AgentPeers:
             inbox.raise_pending()
         return seen
 
+    def _close_worker_store(self) -> None:
+        """Our workers are gone. In a job of several nodes others may still need it, and it stays until we leave."""
+        handler = self._worker_group.spec.rdzv_handler
+        if isinstance(handler, WakingHandler):
+            handler.close_worker_store()
+
     def _depart(self, why: str) -> None:
         peers = self._peers()
         if peers is not None:

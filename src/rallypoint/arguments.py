@@ -28,7 +28,16 @@ if TYPE_CHECKING:
 
 __all__ = ["config_from_args", "get_rdzv_endpoint", "parse_min_max_nnodes", "threads_per_worker"]
 
-_SETTINGS_WITH_FLAGS = ("node_unit", "secret_file", "no_retry_exit_codes", "restart_backoff", "restart_window")
+_SETTINGS_WITH_FLAGS = (
+    "node_unit",
+    "secret_file",
+    "no_retry_exit_codes",
+    "restart_backoff",
+    "restart_window",
+    "worker_store",
+    "worker_store_port",
+    "worker_store_memory",
+)
 
 
 class Meeting(Value):

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 __all__ = ["closest", "complete", "is_given", "parse", "source"]
 
 _TRUTHS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
-_UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
 def parse(argv: Sequence[str], environ: Mapping[str, str]) -> SimpleNamespace:
@@ -169,9 +168,9 @@ def _pieces(text: str) -> list[str]:
 
 
 def _size(text: str) -> int:
-    text = text.strip().upper()
-    unit = _UNITS.get(text[-1:])
-    return int(text[:-1]) * unit if unit else int(text)
+    from rallypoint.sizes import parse_size
+
+    return parse_size(text)
 
 
 _KINDS: dict[Kind, tuple[Callable[[str], Any], str]] = {

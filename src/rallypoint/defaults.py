@@ -44,6 +44,7 @@ ENV_SECRET = "RALLYPOINT_SECRET"  # the job's secret itself; workers do not see 
 ENV_SLURM_NODE = "SLURM_NODEID"
 ENV_SLURM_NODES = ("SLURM_JOB_NUM_NODES", "SLURM_NNODES")  # the second is its older name
 ENV_KUBERNETES_INDEX = "JOB_COMPLETION_INDEX"
+ENV_DISABLE_SHARED_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 
 # The size of a job.
 NNODES = "1:1"
@@ -73,6 +74,10 @@ NODE_UNIT = 1
 STORE_TIMEOUT_S = 300  # for a key that is not there yet
 BARRIER_TIMEOUT_S = 300
 TRACE_TIMEOUT_S = 10  # to find out who is missing at a barrier
+WORKER_STORE = "agent"  # of group rank 0
+WORKER_STORE_RANK0 = "rank0"  # the worker of rank 0
+WORKER_STORE_PORTS = (0, 0)  # any that is free
+WORKER_STORE_BYTES = 1 << 30  # that the workers' store may hold
 
 # Workers.
 ROLE_CLI = "default"

@@ -82,6 +82,16 @@ OPTIONS: tuple[Option, ...] = (
     Option("--secret-file", "str", None, RENDEZVOUS,
            "c10d: a file with the job's secret, the same on all of its nodes; without one anybody who reaches the endpoint can"
            " join.", "FILE"),
+    Option("--worker-store", "choice", None, RENDEZVOUS,
+           "Who serves the workers' store at MASTER_ADDR and MASTER_PORT: the agent of group rank 0, or its first worker, as in"
+           f" older versions of torchrun. Not given: {defaults.WORKER_STORE}.", "WHO",
+           choices=(defaults.WORKER_STORE, defaults.WORKER_STORE_RANK0)),
+    Option("--worker-store-port", "str", None, RENDEZVOUS,
+           "The workers' store: its port, or the first and the last of those that it may have. Not given: any that is free; with"
+           " static ranks, the master port.", "PORT|FIRST-LAST"),
+    Option("--worker-store-memory", "size", None, RENDEZVOUS,
+           f"The workers' store: how much it may hold, as in 500M or 2G. Not given: {defaults.WORKER_STORE_BYTES >> 30}G.",
+           "BYTES[K|M|G]"),
     Option("--local-addr", "str", None, RENDEZVOUS, "The address of this node that its peers can reach.", "ADDRESS"),
     Option("--node-rank", "int", 0, STATIC, "This node's rank, from 0. With c10d, if given: the rank that it is to have.", "N"),
     Option("--master-addr", "str", defaults.MASTER_ADDR, STATIC, "The address of the node of rank 0.", "ADDRESS"),

@@ -145,8 +145,8 @@ def run_functions(tmp_path: Path, config: str, body: str, call: str) -> str:
     return done.stdout.strip()
 
 
-def fields_of(backend: str) -> str:
-    settings = "{'rank': 0}" if backend == "static" else "{}"
+def fields_of(backend: str, **more: Any) -> str:
+    settings = {**({"rank": 0} if backend == "static" else {}), **more}
     return f"rdzv_backend={backend!r}, rdzv_endpoint='127.0.0.1:{free_port()}', rdzv_configs={settings}"
 
 
@@ -159,7 +159,9 @@ def test_a_function_gives_its_values_by_global_rank(backend: str, tmp_path: Path
 
 @every_backend
 def test_workers_meet_at_the_master_address(backend: str, tmp_path: Path) -> None:
-    printed = run_functions(tmp_path, f"1, 1, 4, {fields_of(backend)}", ADD_UP, "elastic_launch(config, add_up)()")
+    """A program that opens the master's port itself says so."""
+    fields = fields_of(backend, worker_store="rank0")
+    printed = run_functions(tmp_path, f"1, 1, 4, {fields}", ADD_UP, "elastic_launch(config, add_up)()")
     assert printed == "{0: 6, 1: 6, 2: 6, 3: 6}"
 
 

@@ -123,7 +123,7 @@ def test_workers_find_what_the_contract_lists(make_agent: MakeAgent, told: Path)
             "TORCHELASTIC_RESTART_COUNT": "0",
             "TORCHELASTIC_MAX_RESTARTS": "4",
             "TORCHELASTIC_RUN_ID": "job-7",
-            "TORCHELASTIC_USE_AGENT_STORE": "False",
+            "TORCHELASTIC_USE_AGENT_STORE": "True",
             "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
             "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
         }
@@ -443,10 +443,16 @@ def test_an_agent_is_positional_as_in_torch(tmp_path: Path) -> None:
     assert agent._shutdown_timeout == 6
 
 
-def test_the_master_port_is_free_for_rank_0(make_agent: MakeAgent, told: Path) -> None:
-    script = (
-        TELL + "\nimport socket\nif os.environ['RANK'] == '0':\n    socket.create_server(('', int(os.environ['MASTER_PORT'])))"
-    )
+def test_p13_the_master_port_is_held_while_workers_run(make_agent: MakeAgent, told: Path) -> None:
+    script = TELL + """
+import errno, socket
+try:
+    socket.create_server((os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])))
+except OSError as error:
+    assert error.errno == errno.EADDRINUSE
+else:
+    raise SystemExit("the port was free")
+"""
     assert not make_agent(sys.executable, "-c", script, str(told), "${local_rank}", workers=2).run().is_failed()
     (port,) = {one["env"]["MASTER_PORT"] for one in tellings(told).values()}
     with socket.create_server(("127.0.0.1", int(port))):

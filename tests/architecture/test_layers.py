@@ -24,7 +24,7 @@ LAYERS = (
     ("testing",),
     ("store",),
     ("core",),
-    ("report", "records", "defaults", "errors"),
+    ("file_limit", "sizes", "report", "records", "defaults", "errors"),
 )
 HEIGHT = {name: len(LAYERS) - index for index, names in enumerate(LAYERS) for name in names}
 

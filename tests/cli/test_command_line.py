@@ -34,7 +34,7 @@ TORCHRUN_DEFAULTS = {
 OWN_DEFAULTS = {
     "pass_exit_code": False, "log_max_size": None, "exit_barrier_timeout": 300.0, "omp_num_threads": None, "help": False,
     "version": False, "node_unit": None, "secret_file": None, "no_retry_exit_codes": None, "restart_backoff": None,
-    "restart_window": None,
+    "restart_window": None, "worker_store": None, "worker_store_port": None, "worker_store_memory": None,
 }  # fmt: skip
 
 

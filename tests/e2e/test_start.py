@@ -239,7 +239,7 @@ def test_the_environment_of_workers(rallyrun: Any, script: Any, tmp_path: Path):
         expected = {
             "RANK": rank, "LOCAL_RANK": rank, "ROLE_RANK": rank, "GROUP_RANK": 0, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2,
             "ROLE_WORLD_SIZE": 2, "GROUP_WORLD_SIZE": 1, "ROLE_NAME": "trainer", "MASTER_ADDR": "127.0.0.1",
-            "TORCHELASTIC_RESTART_COUNT": 1, "TORCHELASTIC_MAX_RESTARTS": 1, "TORCHELASTIC_USE_AGENT_STORE": "False",
+            "TORCHELASTIC_RESTART_COUNT": 1, "TORCHELASTIC_MAX_RESTARTS": 1, "TORCHELASTIC_USE_AGENT_STORE": "True",
             "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT", "TORCH_NCCL_ASYNC_ERROR_HANDLING": 1, "OMP_NUM_THREADS": 1,
             "MINE": "kept",
         }  # fmt: skip
@@ -286,8 +286,9 @@ if os.environ["TORCHELASTIC_RESTART_COUNT"] != os.environ["TORCHELASTIC_MAX_REST
 
 
 def test_the_master_port_is_free_for_rank_0(rallyrun: Any, script: Any, numbers: Any):
-    """P42: the worker of rank 0 can listen at MASTER_ADDR and MASTER_PORT, in every attempt."""
-    ended = rallyrun(["--standalone", "--nproc-per-node", "3", "--max-restarts", "2", script(MEETS)])
+    """P42: if it is asked for, the worker of rank 0 can listen at MASTER_ADDR and MASTER_PORT, in every attempt."""
+    flags = ["--standalone", "--worker-store", "rank0", "--nproc-per-node", "3", "--max-restarts", "2"]
+    ended = rallyrun([*flags, script(MEETS)])
     assert ended.returncode == 0, ended.stderr
     assert numbers("met", ended.stdout).count(0) == 3
 
@@ -297,7 +298,8 @@ def test_a_given_master_port(rallyrun: Any, script: Any, numbers: Any):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    ended = rallyrun(["--master-addr", "127.0.0.1", "--master-port", str(port), "--nproc-per-node", "2", script(MEETS)])
+    flags = ["--master-addr", "127.0.0.1", "--master-port", str(port), "--worker-store", "rank0", "--nproc-per-node", "2"]
+    ended = rallyrun([*flags, script(MEETS)])
     assert ended.returncode == 0, ended.stderr
     assert sorted(numbers("met", ended.stdout)) == [0, 1]
 
@@ -305,7 +307,8 @@ def test_a_given_master_port(rallyrun: Any, script: Any, numbers: Any):
 def test_twenty_jobs_at_once(start_command: Any, rallyrun_command: Any, script: Any, numbers: Any):
     """P42, P13: they share a machine and nothing else."""
     worker = script(MEETS)
-    jobs = [start_command(rallyrun_command("--standalone", "--nproc-per-node", "2", worker)) for _ in range(20)]
+    flags = ["--standalone", "--worker-store", "rank0", "--nproc-per-node", "2"]
+    jobs = [start_command(rallyrun_command(*flags, worker)) for _ in range(20)]
     ended = [(job.wait(60), sorted(numbers("met", job.stdout))) for job in jobs]
     assert ended == [(0, [0, 1])] * 20, "\n".join(job.stderr for job in jobs)
 

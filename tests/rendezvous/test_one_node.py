@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import socket
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import pytest
 
-from rallypoint.errors import RendezvousClosedError, UsageError
+from rallypoint.errors import RendezvousClosedError, RendezvousError, UsageError
 from rallypoint.rendezvous import local, static
-from rallypoint.rendezvous.handler import RendezvousParameters, WakingHandler
+from rallypoint.rendezvous.handler import RendezvousHandler, RendezvousInfo, RendezvousParameters, WakingHandler
 from rallypoint.rendezvous.local import LocalRendezvous
 from rallypoint.rendezvous.static import StaticTCPRendezvous
+
+Handler = TypeVar("Handler", bound=RendezvousHandler)
 
 
 def params(backend: str, endpoint: str = "host:1234", max_nodes: int = 1, **settings: Any) -> RendezvousParameters:
@@ -21,18 +25,47 @@ def params(backend: str, endpoint: str = "host:1234", max_nodes: int = 1, **sett
 # --- static ----------------------------------------------------------------------------------------------------------------
 
 
-def test_static_gives_what_the_user_gave() -> None:
-    handler = static.create_rdzv_handler(params("static", "[2001:db8::1]:90", rank="0", timeout="60"))
+@pytest.fixture
+def closing(request: pytest.FixtureRequest) -> Callable[[Handler], Handler]:
+    """``closing(handler)``: what it holds open is closed after the test."""
+
+    def close_later(handler: Handler) -> Handler:
+        request.addfinalizer(handler.shutdown)
+        return handler
+
+    return close_later
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    with socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        return int(probe.getsockname()[1])
+
+
+def is_held(info: RendezvousInfo) -> bool:
+    """Whether nobody else can have the port that the workers are told."""
+    where = info.bootstrap_store_info
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            other.bind((where.master_addr, where.master_port))
+        except OSError as error:
+            return error.errno == errno.EADDRINUSE
+        return False
+
+
+def test_static_gives_what_the_user_gave(closing: Any) -> None:
+    port = free_port("::1")
+    handler = closing(static.create_rdzv_handler(params("static", f"[::1]:{port}", rank="0", timeout="60")))
     assert isinstance(handler, StaticTCPRendezvous)
     info = handler.next_rendezvous()
     assert (info.rank, info.world_size) == (0, 1)
-    assert (info.bootstrap_store_info.master_addr, info.bootstrap_store_info.master_port) == ("2001:db8::1", 90)
+    assert (info.bootstrap_store_info.master_addr, info.bootstrap_store_info.master_port) == ("::1", port)
     assert info.store.timeout_s == 60
-    assert (handler.get_backend(), handler.get_run_id(), handler.use_agent_store) == ("static", "job", False)
+    assert (handler.get_backend(), handler.get_run_id(), handler.use_agent_store) == ("static", "job", True)
 
 
-def test_static_goes_on_as_often_as_asked_each_time_with_a_fresh_store() -> None:
-    handler = StaticTCPRendezvous("127.0.0.1", 29500, 0, 1, "job", 60)
+def test_static_goes_on_as_often_as_asked_each_time_with_a_fresh_store(closing: Any) -> None:
+    handler = closing(StaticTCPRendezvous("127.0.0.1", free_port(), 0, 1, "job", 60))
     stores = [handler.next_rendezvous().store for _ in range(2)]
     stores[0].set("stale", "1")
     assert not stores[1].check(["stale"])
@@ -42,10 +75,12 @@ def test_static_goes_on_as_often_as_asked_each_time_with_a_fresh_store() -> None
     assert handler.next_rendezvous().world_size == 1
 
 
-def test_static_port_0_is_a_free_one() -> None:
-    info = StaticTCPRendezvous("127.0.0.1", 0, 0, 1, "job", 60).next_rendezvous()
-    with socket.create_server(("127.0.0.1", info.bootstrap_store_info.master_port)):
-        pass
+def test_p13_static_port_0_is_a_free_one_that_is_held() -> None:
+    handler = StaticTCPRendezvous("127.0.0.1", 0, 0, 1, "job", 60)
+    info = handler.next_rendezvous()
+    assert is_held(info)
+    handler.shutdown()
+    assert not is_held(info)
 
 
 @pytest.mark.parametrize(
@@ -57,7 +92,8 @@ def test_static_port_0_is_a_free_one() -> None:
         ("  ", 1, {"rank": 0}, "--master-addr and --master-port"),
         ("host", 1, {"rank": 0}, "'host' has none; give --master-port"),
         ("host:x", 1, {"rank": 0}, "'host:x'"),
-        ("host:1", 2, {"rank": 0}, "several nodes are not in this version yet"),
+        ("host:1", 2, {"rank": 2}, r"node_rank is 2, but with 2 node\(s\)"),
+        ("host:1", 2, {"rank": 0, "timeout": 0}, "timeout is 0 s"),
         ("host:1", 1, {"rank": 1}, "node_rank is 1"),
         ("host:1", 1, {"rank": -1}, "node_rank is -1"),
         ("host:1", 1, {"rank": 0, "timeout": 0}, "timeout is 0 s"),
@@ -72,21 +108,32 @@ def test_static_refuses_what_cannot_be(endpoint: str, max_nodes: int, settings: 
 # --- elastic ---------------------------------------------------------------------------------------------------------------
 
 
-def test_local_gives_each_generation_its_own_store_and_a_free_port() -> None:
-    handler = local.create_handler(params("c10d", ""))
+def test_p13_local_gives_each_generation_its_own_store_and_holds_its_port(closing: Any) -> None:
+    handler = closing(local.create_handler(params("c10d", "")))
     first, second = handler.next_rendezvous(), handler.next_rendezvous()
     first.store.set("stale", "1")
     assert not second.store.check(["stale"])
     for info in (first, second):
         assert (info.rank, info.world_size, info.bootstrap_store_info.master_addr) == (0, 1, "127.0.0.1")
-        with socket.create_server(("127.0.0.1", info.bootstrap_store_info.master_port)):
-            pass
-    assert (handler.get_backend(), handler.get_run_id(), handler.use_agent_store) == ("c10d", "job", False)
+    assert is_held(second)
+    assert (handler.get_backend(), handler.get_run_id(), handler.use_agent_store) == ("c10d", "job", True)
 
 
-def test_local_names_the_address_that_the_user_gave() -> None:
-    handler = local.create_handler(params("c10d", local_addr="10.1.2.3"))
-    assert handler.next_rendezvous().bootstrap_store_info.master_addr == "10.1.2.3"
+def test_local_names_the_address_that_the_user_gave(closing: Any) -> None:
+    handler = closing(local.create_handler(params("c10d", local_addr="127.0.0.9")))
+    assert handler.next_rendezvous().bootstrap_store_info.master_addr == "127.0.0.9"
+
+
+def test_an_address_that_is_not_ours_is_refused_by_name() -> None:
+    handler = local.create_handler(params("c10d", local_addr="192.0.2.1"))
+    with pytest.raises(RendezvousError, match=r"192\.0\.2\.1 is no address of this machine.*--local-addr"):
+        handler.next_rendezvous()
+
+
+def test_the_worker_of_rank_0_may_open_the_store_instead() -> None:
+    handler = local.create_handler(params("c10d", worker_store="rank0"))
+    assert not handler.use_agent_store
+    assert not is_held(handler.next_rendezvous())
 
 
 @pytest.mark.parametrize("close", [LocalRendezvous.set_closed, LocalRendezvous.shutdown])

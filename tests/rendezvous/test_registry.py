@@ -70,7 +70,7 @@ def test_a_job_that_can_have_several_nodes_gets_a_handler_that_coordinates() -> 
     """Nothing is opened before the first rendezvous; leaving without one is no error."""
     made = registry.get_rendezvous_handler(of_several_nodes())
     assert isinstance(made, CoordinatedHandler)
-    assert (made.get_backend(), made.get_run_id(), made.use_agent_store) == ("c10d", "job", False)
+    assert (made.get_backend(), made.get_run_id(), made.use_agent_store) == ("c10d", "job", True)
     assert (made.is_closed(), made.num_nodes_waiting(), made.end_error(), made.fence_fd()) == (False, 0, None, None)
     assert made.shutdown()
 
@@ -137,7 +137,7 @@ from rallypoint.store.barriers import barrier, synchronize
 
 for backend in ("static", "c10d"):
     registry.check_backend(backend)
-    info = registry.get_rendezvous_handler(RendezvousParameters(backend, "host:1", "job", 1, 1, rank=0)).next_rendezvous()
+    info = registry.get_rendezvous_handler(RendezvousParameters(backend, "127.0.0.1:0", "job", 1, 1, rank=0)).next_rendezvous()
     synchronize(info.store, b"x", 0, 1, "agents")
     barrier(info.store, 1, "exit", rank=0)
 events.check_sink("null")

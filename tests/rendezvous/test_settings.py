@@ -17,7 +17,7 @@ from rallypoint.rendezvous.settings import Settings, agreed, check_node_unit, de
 
 EXAMPLES = {
     "seconds": "2.5", "seconds_or_0": "2.5", "count": "7", "rank": "3", "truth": "true", "path": "/a/b", "codes": "2+64",
-    "limit": "5", "store": "tcp", "number": "1",
+    "limit": "5", "store": "tcp", "number": "1", "worker_store": "rank0", "ports": "29600-29700", "size": "500M",
 }  # fmt: skip
 USED = [setting for setting in SETTINGS if setting.used]
 each = pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.key)
@@ -135,6 +135,7 @@ BAD = {
     "count": ["0", "-1", "1.5", 1.5, "many", True, "9999999999"], "rank": ["-2", "1.5", "x", True], "limit": ["-2", "x"],
     "truth": ["maybe", 2, 1.5], "path": ["", "a\nb", 7, "x" * 5000], "codes": ["0", "256", "2;64", "-65", 2, [1.5], "x"],
     "store": ["folder", "file", 1], "number": ["x", []],
+    "worker_store": ["", "host", 1], "ports": [-1, 65536, "5-4", "0-5", "1-2-3", "a"], "size": [0, "0G", -1, "1T", True, "large"],
 }  # fmt: skip
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import _socket
 import contextlib
 import errno
 import socket
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -35,14 +37,14 @@ def listen() -> Iterator[Open]:
 def resolving(monkeypatch: pytest.MonkeyPatch, *addresses: str) -> None:
     """The name "store" stands for these."""
 
-    def resolve(host: str, port: int, **_: object) -> list[tuple[Any, ...]]:
-        assert host == "store"
+    def resolve(host: bytes, port: int, **_: object) -> list[tuple[Any, ...]]:
+        assert host == b"store"
         return [
             (socket.AF_INET6, 1, 6, "", (one, port, 0, 0)) if ":" in one else (socket.AF_INET, 1, 6, "", (one, port))
             for one in addresses
         ]
 
-    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    monkeypatch.setattr(_socket, "getaddrinfo", resolve)
 
 
 def addresses(sockets: list[socket.socket] | None) -> list[str]:
@@ -107,15 +109,15 @@ def test_all_local_addresses_of_a_name_or_none(listen: Open, monkeypatch: pytest
 
 
 def test_an_address_of_a_family_that_is_switched_off_is_not_ours(listen: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = socket.socket
+    real = _socket.socket
 
-    def without_ipv6(family: int, kind: int) -> socket.socket:
+    def without_ipv6(family: int, kind: int) -> _socket.socket:
         if family == socket.AF_INET6:
             raise OSError(errno.EAFNOSUPPORT, "Address family not supported by protocol")
         return real(family, kind)
 
     resolving(monkeypatch, "::1", "127.0.0.1")
-    monkeypatch.setattr(socket, "socket", without_ipv6)
+    monkeypatch.setattr(listening, "_socket", SimpleNamespace(**{**vars(_socket), "socket": without_ipv6}))
     assert addresses(listen("store")) == ["127.0.0.1"]
 
 

@@ -18,7 +18,7 @@ import pytest
 from rallypoint.core.coordination import Get, Put, Transaction
 from rallypoint.core.keyspace import Keyspace
 from rallypoint.store import connection as connection_module
-from rallypoint.store import refusals, service, serving
+from rallypoint.store import doorway, refusals, service, serving
 from rallypoint.store.client import EmbeddedCoordination
 from rallypoint.store.coordination import CoordinationError, StoreGoneError
 from rallypoint.store.frames import make_frame
@@ -263,7 +263,7 @@ def test_a_mistake_of_ours_ends_one_connection_and_not_the_store(
 
 
 def test_out_of_file_descriptors_it_waits_instead_of_spinning(monkeypatch: pytest.MonkeyPatch, peer: Any) -> None:
-    monkeypatch.setattr(serving, "PAUSE_S", 0.2)
+    monkeypatch.setattr(doorway, "PAUSE_S", 0.2)
     (real,) = open_listeners("127.0.0.1", 0, is_host=True, wildcard_allowed=False) or []
     tries: list[float] = []
 

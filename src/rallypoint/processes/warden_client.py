@@ -85,7 +85,7 @@ class WardenClient:
     @classmethod
     def start(cls) -> WardenClient:
         sock, pid = start_warden()
-        file_limit = sys.modules.get("rallypoint.processes.file_limit")
+        file_limit = sys.modules.get("rallypoint.file_limit")
         if file_limit is not None:  # only the host of a job's store has ever loaded it
             file_limit.restore_for(pid)
         return cls(sock, pid)

@@ -18,6 +18,7 @@ from rallypoint import report
 from rallypoint.core import fence, news
 from rallypoint.core.coordination import Outcome, Read, Request, Snapshot, Transaction
 from rallypoint.core.participant import Participant
+from rallypoint.errors import RendezvousError
 from rallypoint.processes.context import wait_readable
 from rallypoint.records import Value
 from rallypoint.rendezvous.waiting import Bell
@@ -79,12 +80,12 @@ class Driver:
     def start(self) -> None:
         self._thread.start()
 
-    def ready(self, port: int) -> None:
-        """No worker runs here. Holds for later sessions too, until a seat is found."""
+    def ready(self, hold_port: Callable[[], int]) -> None:
+        """No worker runs here. Holds for later sessions too, until a seat is found; `hold_port` opens what workers will need."""
 
         def say(participant: Participant) -> None:
-            self._ready_port = port
-            participant.ready(time.monotonic(), port)
+            self._ready_port = hold_port()
+            participant.ready(time.monotonic(), self._ready_port)
 
         self.tell(say)
 
@@ -142,7 +143,7 @@ class Driver:
         try:
             while not self._is_stopped and self._live_one_session():
                 pass
-        except (CoordinationError, OSError) as error:
+        except (CoordinationError, RendezvousError, OSError) as error:
             self._hear(Lost(error))
         except Exception as error:  # the thread ends here: whatever it was, the agent must not wait for it for ever
             report.warn(f"the rendezvous thread failed: {error!r}")

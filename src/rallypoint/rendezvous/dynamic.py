@@ -22,12 +22,12 @@ from rallypoint.processes.context import wait_readable
 from rallypoint.rendezvous import endings
 from rallypoint.rendezvous.coordinated import CoordinatedHandler, Introduction
 from rallypoint.rendezvous.driver import Driver, Fenced, Lost, Patience, Word
-from rallypoint.rendezvous.endpoint import get_free_port
 from rallypoint.rendezvous.handler import RendezvousInfo, RendezvousParameters, RendezvousStoreInfo
 from rallypoint.rendezvous.joining import Identity, lease_s, make_joining
 from rallypoint.rendezvous.meeting_place import MeetingPlace
 from rallypoint.rendezvous.rank_hint import find_rank_hint, stable_name
 from rallypoint.rendezvous.settings import Settings
+from rallypoint.rendezvous.worker_store import WorkerStore
 from rallypoint.store.coordination import Coordination
 from rallypoint.store.shared_store import SharedStore
 
@@ -41,10 +41,14 @@ NO_SESSION_TIMEOUT_S = 0.6  # it may be waiting for a name to be resolved, which
 class DynamicRendezvous(CoordinatedHandler):
     """One node's handler for a job of several."""
 
-    def __init__(self, params: RendezvousParameters, settings: Settings, place: MeetingPlace) -> None:
+    def __init__(
+        self, params: RendezvousParameters, settings: Settings, place: MeetingPlace, worker_store: WorkerStore
+    ) -> None:
         self._params = params
         self._settings = settings
         self._place = place
+        self._worker_store = worker_store
+        self._address = ""  # which the workers are told, once a session has shown it
         self._hint = find_rank_hint(settings.node_rank, os.environ)
         self.name = stable_name(self._hint, os.uname().nodename)
         self._introduction = Introduction("", 1, 0, "", defaults.SHUTDOWN_TIMEOUT_S)
@@ -65,6 +69,10 @@ class DynamicRendezvous(CoordinatedHandler):
 
     def get_run_id(self) -> str:
         return self._params.run_id
+
+    @property
+    def use_agent_store(self) -> bool:
+        return self._worker_store.is_agents
 
     def next_rendezvous(self) -> RendezvousInfo:
         while (info := self.poll_rendezvous()) is None:
@@ -103,7 +111,8 @@ class DynamicRendezvous(CoordinatedHandler):
         driver = self._start()
         if not self._has_asked:
             self._has_asked, self._seated = True, None
-            driver.ready(get_free_port())
+            self._worker_store.close()
+            driver.ready(self._hold_port)
         while (word := driver.take()) is not None:
             info = self._hear_while_waiting(driver, word)
             if info is not None:
@@ -174,6 +183,7 @@ class DynamicRendezvous(CoordinatedHandler):
             report.warn(f"the coordination store did not answer within {patience_s:g} s; leaving without a word")
         stays_for_others = self._closed is None and self._is_done
         self._place.close(float("inf") if stays_for_others else self._settings.close_timeout_s)
+        self._worker_store.shut()
         driver.close()
 
     def _say_how_it_ends(self, driver: Driver, failure: str) -> None:
@@ -210,7 +220,7 @@ class DynamicRendezvous(CoordinatedHandler):
     def _take_seat(self, driver: Driver, seated: news.Seated) -> RendezvousInfo | None:
         """Our place, unless that generation is over already: then no worker has to be started for it."""
         if any(isinstance(one, news.Stop) and one.generation == seated.seat.generation for one in driver.peek()):
-            driver.ready(get_free_port())
+            driver.ready(self._hold_port)
             return None
         self._seated, self._has_asked, self._is_over, self._is_done = seated, False, False, False
         seat, generation = seated.seat, seated.generation
@@ -218,10 +228,21 @@ class DynamicRendezvous(CoordinatedHandler):
             f"generation {generation.number}: this node is {seat.group_rank} of {seat.group_world_size},"
             f" {seat.world_size} workers in all; {generation.why}"
         )
+        self._open_or_close_worker_store(seat.group_rank)
         where = RendezvousStoreInfo(generation.master_addr, generation.master_port)
         self._close_store()
         self._store = SharedStore(self._place.new_connection, f"{job.DATA}{generation.number}.{generation.attempt}/")
         return RendezvousInfo(self._store, seat.group_rank, seat.group_world_size, where)
+
+    def _hold_port(self) -> int:
+        """In the driver's thread, when it is known by which address the others reach us."""
+        return self._worker_store.hold(self._address)
+
+    def _open_or_close_worker_store(self, group_rank: int) -> None:
+        if group_rank == 0:
+            self._worker_store.serve()
+        else:
+            self._worker_store.close()
 
     def _close_store(self) -> None:
         """That of an older generation, or at the end; it has a connection only if somebody has used it."""
@@ -261,6 +282,6 @@ class DynamicRendezvous(CoordinatedHandler):
             return None
         self._sessions += 1
         lease = engine.grant(lease_s(settings, self._params.max_nodes), time.monotonic() + settings.store_timeout_s)
-        address = self._params.local_addr or self._place.advertised_address(engine)
-        me = Identity(self.name, self._hint, address, lease)
+        self._address = self._worker_store.address_for(self._params.local_addr or self._place.advertised_address(engine))
+        me = Identity(self.name, self._hint, self._address, lease)
         return engine, Participant(make_joining(self._params, settings, self._introduction, me))

@@ -12,6 +12,7 @@ from rallypoint.rendezvous.handler import RendezvousHandler, RendezvousParameter
 from rallypoint.rendezvous.meeting_place import Endpoint, MeetingPlace
 from rallypoint.rendezvous.secret import load_secret
 from rallypoint.rendezvous.settings import check_node_unit, describe, read_settings
+from rallypoint.rendezvous.worker_store import WorkerStore, settings_for_worker_store
 
 __all__ = ["create_handler"]
 
@@ -25,4 +26,4 @@ def create_handler(params: RendezvousParameters) -> RendezvousHandler:
     report.info(f"rendezvous of {params.min_nodes} to {params.max_nodes} nodes at {Endpoint(host, port)}: {describe(settings)}")
     secret = load_secret(settings, os.environ)
     place = MeetingPlace(Endpoint(host, port), params.run_id, params.max_nodes, secret, settings)
-    return DynamicRendezvous(params, settings, place)
+    return DynamicRendezvous(params, settings, place, WorkerStore(settings_for_worker_store(settings, os.environ)))

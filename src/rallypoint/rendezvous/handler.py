@@ -150,6 +150,9 @@ class WakingHandler(RendezvousHandler):
     def wakeup_fd(self) -> int | None:
         """Becomes readable when `num_nodes_waiting` or `is_closed` may have changed; None where that never happens."""
 
+    def close_worker_store(self) -> None:
+        """The workers of this node are gone, and others will not come unless there is another rendezvous."""
+
 
 class RendezvousParameters:
     """What a back end is made from; `kwargs` are its own settings, those of ``--rdzv-conf``."""

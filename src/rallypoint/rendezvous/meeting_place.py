@@ -10,13 +10,17 @@ import time
 from collections.abc import Callable
 
 from rallypoint import report
-from rallypoint.processes.file_limit import make_room
+from rallypoint.file_limit import make_room
 from rallypoint.records import Value
 from rallypoint.rendezvous.settings import Settings
 from rallypoint.store.client import EmbeddedCoordination
 from rallypoint.store.coordination import StoreGoneError, UnreachableError
 from rallypoint.store.listening import open_listeners
 from rallypoint.store.server import CoordinationServer
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import socket
 
 __all__ = ["Endpoint", "MeetingPlace"]
 
@@ -38,8 +42,18 @@ class Endpoint(Value):
 class MeetingPlace:
     """The store of one job, as one node finds it."""
 
-    def __init__(self, endpoint: Endpoint, run_id: str, max_nodes: int, secret: bytes | None, settings: Settings) -> None:
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        run_id: str,
+        max_nodes: int,
+        secret: bytes | None,
+        settings: Settings,
+        take_in_worker: Callable[[socket.socket, str], None] | None = None,
+    ) -> None:
+        """With `take_in_worker`, workers may come to the same address; it gets their connections."""
         self.endpoint = endpoint
+        self._take_in_worker = take_in_worker
         self.server: CoordinationServer | None = None
         self._run_id = run_id
         self._max_nodes = max_nodes
@@ -114,7 +128,7 @@ class MeetingPlace:
         if listeners is None:
             return
         make_room(SPARE_FILES + FILES_PER_NODE * self._max_nodes)
-        self.server = CoordinationServer(listeners, self._run_id, self._secret)
+        self.server = CoordinationServer(listeners, self._run_id, self._secret, take_in_worker=self._take_in_worker)
         self.server.start()
         report.info(f"this node hosts the coordination store at {self.endpoint}")
         if self._secret is None:

@@ -75,6 +75,14 @@ SETTINGS: tuple[Setting, ...] = (
             flag="--no-retry-exit-codes"),
     Setting("max_membership_changes", "limit", None,
             "How often nodes may come and go before the job ends; none: as often as they like."),
+    Setting("worker_store", "worker_store", None,
+            "Who serves the workers' store at the master address: agent, that of group rank 0, or rank0, its first worker. Not"
+            f" given: agent, unless {defaults.ENV_DISABLE_SHARED_STORE} is 1.", flag="--worker-store"),
+    Setting("worker_store_port", "ports", defaults.WORKER_STORE_PORTS,
+            "The port of the workers' store, or the first and the last of those that it may have, as in 29600-29700; 0: any that"
+            " is free.", flag="--worker-store-port"),
+    Setting("worker_store_memory", "size", defaults.WORKER_STORE_BYTES,
+            "How much the workers' store may hold, as in 500M or 2G.", flag="--worker-store-memory"),
     Setting("store_type", "store", "tcp",
             "How the store is reached: tcp. A shared folder (file) is refused: it can hold no lease, so that a dead node would"
             " not be noticed."),

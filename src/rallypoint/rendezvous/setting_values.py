@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from os import PathLike
 
+from rallypoint import defaults
 from rallypoint.rendezvous.handler import FALSE_WORDS, TRUE_WORDS
+from rallypoint.sizes import parse_size
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Literal
 
-    Kind = Literal["seconds", "seconds_or_0", "count", "rank", "truth", "path", "codes", "limit", "store", "number"]
+    Kind = Literal["seconds", "seconds_or_0", "count", "rank", "truth", "path", "codes", "limit", "store", "number",
+                   "worker_store", "ports", "size"]
 
 __all__ = ["CONVERTERS", "shown"]
 
@@ -19,6 +22,8 @@ _MOST_S = 24 * 24 * 3600  # poll(2) counts milliseconds in 31 bits
 _MOST_COUNT = 1_000_000
 _MOST_CODES = 256
 _MOST_PATH = 4096
+_MOST_PORT = 65_535
+_MOST_BYTES = 1 << 50
 _NOTHING = ("", "none", "-1")
 
 
@@ -31,6 +36,8 @@ def shown(kind: Kind, value: Any) -> str:
             return f"{value:g} s"
         case "codes":
             return "+".join(map(str, value))
+        case "ports":
+            return "any that is free" if value == (0, 0) else "-".join(map(str, dict.fromkeys(value)))
         case "truth":
             return "true" if value else "false"
         case _:
@@ -101,6 +108,25 @@ def _store(value: Any) -> str:
     return "tcp"
 
 
+def _worker_store(value: Any) -> str:
+    if value not in (defaults.WORKER_STORE, defaults.WORKER_STORE_RANK0):
+        raise ValueError
+    return str(value)
+
+
+def _ports(value: Any) -> tuple[int, int]:
+    """One port, or the first and the last of several."""
+    pieces = value if isinstance(value, tuple) else str(value).split("-")
+    first, last = _whole(pieces[0], 0, _MOST_PORT), _whole(pieces[-1], 0, _MOST_PORT)
+    if len(pieces) > 2 or last < first or (first == 0 and last > 0):
+        raise ValueError
+    return first, last
+
+
+def _size(value: Any) -> int:
+    return _whole(parse_size(value) if isinstance(value, str) else value, 1, _MOST_BYTES)
+
+
 _A_TIME = f"a number of seconds of at most {_MOST_S} (24 days)"
 CONVERTERS: dict[Kind, tuple[Callable[[Any], Any], str]] = {
     "seconds": (_seconds, f"{_A_TIME}, more than 0"),
@@ -117,5 +143,8 @@ CONVERTERS: dict[Kind, tuple[Callable[[Any], Any], str]] = {
         " which is over TCP, or etcd)",
     ),
     "number": (_number, "a number"),
+    "worker_store": (_worker_store, f"{defaults.WORKER_STORE} or {defaults.WORKER_STORE_RANK0}"),
+    "ports": (_ports, f"a port from 0 to {_MOST_PORT}, or the first and the last of several, as in 29600-29700"),
+    "size": (_size, "a number of bytes, as in 500M or 2G"),
 }
 """For each kind, what makes a value of it (a ValueError or TypeError for what cannot be one), and in words what it must be."""

@@ -49,6 +49,9 @@ class Settings(Value):
     restart_window_s: float = defaults.RESTART_WINDOW_S
     no_retry_exit_codes: tuple[int, ...] = ()
     max_membership_changes: int | None = None
+    worker_store: str | None = None
+    worker_store_port: tuple[int, int] = defaults.WORKER_STORE_PORTS
+    worker_store_memory: int = defaults.WORKER_STORE_BYTES
     store_type: str = "tcp"
     sources: tuple[tuple[str, str], ...] = ()
 
@@ -61,6 +64,9 @@ class Settings(Value):
         """Those of `defaults.RESTART_SETTINGS` that were given, by key: jobs of one node have them too."""
         given = dict(self.sources)
         return {key: getattr(self, BY_KEY[key].field) for key in defaults.RESTART_SETTINGS if key in given}
+
+    def is_given(self, key: str) -> bool:
+        return key in dict(self.sources)
 
     def source(self, key: str) -> str:
         """Where the value of `key` came from, in words."""
@@ -113,6 +119,7 @@ def agreed(
         "restart_window_s": settings.restart_window_s,
         "no_retry_exit_codes": list(settings.no_retry_exit_codes),
         "max_membership_changes": settings.max_membership_changes,
+        "worker_store": settings.worker_store or defaults.WORKER_STORE,
         "role": role,
         "entry_point": entry_point,
         STARTED_BY: started_by,

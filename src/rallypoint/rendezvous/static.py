@@ -1,9 +1,11 @@
 """The rendezvous in which nothing is left to find out: the user says which node is which, and where rank 0 is.
 
-In this version it serves one node, and needs no network for that.
+One node has nobody to meet, and needs only the store of its workers; several meet as `static_nodes` says.
 """
 
 from __future__ import annotations
+
+import os
 
 from rallypoint import defaults
 from rallypoint.errors import UsageError
@@ -15,6 +17,7 @@ from rallypoint.rendezvous.handler import (
     RendezvousStoreInfo,
     WakingHandler,
 )
+from rallypoint.rendezvous.worker_store import WorkerStore, WorkerStoreSettings, read_worker_store_settings
 from rallypoint.store.hash_store import HashStore
 
 __all__ = ["StaticTCPRendezvous", "create_rdzv_handler"]
@@ -23,34 +26,43 @@ NO_PORT = -1
 
 
 class StaticTCPRendezvous(WakingHandler):
-    """Ranks and the master address as the user gave them; port 0 stands for a free one, found anew each time."""
+    """One node, with the master address as the user gave it; port 0 stands for a free one, found anew each time."""
 
-    def __init__(self, master_addr: str, master_port: int, rank: int, world_size: int, run_id: str, timeout: int) -> None:
+    def __init__(
+        self,
+        master_addr: str,
+        master_port: int,
+        rank: int,
+        world_size: int,
+        run_id: str,
+        timeout: int,
+        *,
+        worker_store: WorkerStore | None = None,
+    ) -> None:
         if world_size > 1:
-            raise UsageError(f"nnodes is {world_size}: several nodes are not in this version yet")
-        if not 0 <= rank < world_size:
-            raise UsageError(f"node_rank is {rank}, but with {world_size} node(s) it must be from 0 to {world_size - 1}")
-        if timeout <= 0:
-            raise UsageError(f"the rendezvous timeout is {timeout} s; it must be longer than 0 s")
+            raise UsageError(f"world_size is {world_size}: a static rendezvous of several nodes is made by create_rdzv_handler")
+        _check(rank, world_size, timeout)
         self.master_addr = master_addr
         self.master_port = master_port
         self.rank = rank
         self.world_size = world_size
         self.run_id = run_id
         self.timeout_s = timeout
+        self._worker_store = worker_store or WorkerStore(WorkerStoreSettings())
 
     def get_backend(self) -> str:
         return defaults.BACKEND_CLI
 
     @property
     def use_agent_store(self) -> bool:
-        """False: in this version it is rank 0's worker, not its agent, that opens the master port."""
-        return False
+        return self._worker_store.is_agents
 
     def next_rendezvous(self) -> RendezvousInfo:
         store = HashStore()
         store.set_timeout(self.timeout_s)
-        where = RendezvousStoreInfo.build(self.rank, store, self.master_addr, self.master_port)
+        self._worker_store.close()
+        where = RendezvousStoreInfo(self.master_addr, self._worker_store.hold(self.master_addr, self.master_port))
+        self._worker_store.serve()
         return RendezvousInfo(store, self.rank, self.world_size, where)
 
     def is_closed(self) -> bool:
@@ -70,7 +82,11 @@ class StaticTCPRendezvous(WakingHandler):
         return self.run_id
 
     def shutdown(self) -> bool:
+        self.close_worker_store()
         return True
+
+    def close_worker_store(self) -> None:
+        self._worker_store.close()
 
 
 def create_rdzv_handler(params: RendezvousParameters) -> RendezvousHandler:
@@ -86,4 +102,18 @@ def create_rdzv_handler(params: RendezvousParameters) -> RendezvousHandler:
     timeout_s = params.get_as_int("timeout")
     if timeout_s is None:
         timeout_s = defaults.RDZV_TIMEOUT_S
-    return StaticTCPRendezvous(address, port, rank, params.max_nodes, params.run_id, timeout_s)
+    if params.max_nodes == 1:
+        worker_store = WorkerStore(read_worker_store_settings(params.config, os.environ))
+        return StaticTCPRendezvous(address, port, rank, 1, params.run_id, timeout_s, worker_store=worker_store)
+    _check(rank, params.max_nodes, timeout_s)
+    from rallypoint.rendezvous import static_nodes
+    from rallypoint.rendezvous.meeting_place import Endpoint
+
+    return static_nodes.create_handler(params, Endpoint(address, port), rank, timeout_s)
+
+
+def _check(rank: int, nodes: int, timeout_s: int) -> None:
+    if not 0 <= rank < nodes:
+        raise UsageError(f"node_rank is {rank}, but with {nodes} node(s) it must be from 0 to {nodes - 1}")
+    if timeout_s <= 0:
+        raise UsageError(f"the rendezvous timeout is {timeout_s} s; it must be longer than 0 s")

@@ -65,6 +65,23 @@ class Connection:
             raise ConnectionEnded("")
         self.inbox.feed(data)
 
+    def wake_for(self, size: int) -> None:
+        """Let the kernel tell of what has come when it is `size` bytes, or the end."""
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, size)
+
+    def begins_with(self, greeting: bytes) -> bool:
+        """Whether what has come, of which nothing is read yet, is this; from now on the kernel tells of each byte."""
+        self.wake_for(1)
+        try:
+            return not self.inbox and self._socket.recv(len(greeting), socket.MSG_PEEK) == greeting
+        except OSError:  # whatever it is, whoever reads it next finds out
+            return False
+
+    def release(self) -> socket.socket:
+        """The socket, for somebody else to read."""
+        self.is_closed = True
+        return self._socket
+
     def welcome(self) -> None:
         """The handshake is over: larger frames, with the seals."""
         self.is_welcome = True

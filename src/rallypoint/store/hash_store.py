@@ -1,79 +1,79 @@
-"""A store inside one process: a dictionary, a lock, and a bell that rings at each change.
+"""A store inside one process: the keys and values of `core.values`, a lock, and a bell that rings at each change.
 
-It serves a job on one machine, where the agents that have to meet are one, and tests. A queue stands beside the values: it can
-be waited and checked for while it holds something, but it is neither counted, nor listed, nor deleted, as in torch's.
+It serves a job on one machine, where the agents that have to meet are one, and tests.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Container, Sequence
 
+from rallypoint.core.values import NotANumber, Values
 from rallypoint.store.interface import QueueEmptyError, Store, StoreError, StoreTimeoutError, as_bytes, as_keys, as_seconds
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from datetime import timedelta
 
-__all__ = ["HashStore"]
+__all__ = ["HashStore", "count_on"]
 
 
 class HashStore(Store):
     """Keys and values in memory, for the threads of one process."""
 
     def __init__(self) -> None:
-        self._values: dict[str, bytes] = {}
-        self._queues: dict[str, deque[bytes]] = {}
+        self._values = Values()
         self._changed = threading.Condition()
 
     def set(self, key: str, value: bytes | str) -> None:
         with self._changed:
-            self._values[key] = as_bytes(value)
+            self._values.set(key.encode(), as_bytes(value))
             self._changed.notify_all()
 
     def get(self, key: str) -> bytes:
         with self._changed:
-            self._wait_for([key], self._values.__contains__, self.timeout_s)
-            return self._values[key]
+            self._wait_for([key], self._values.values, self.timeout_s)
+            return self._values.values[key.encode()]
 
     def add(self, key: str, amount: int) -> int:
         with self._changed:
-            count = self._count(key) + int(amount)
-            self.set(key, str(count))
+            count = count_on(self._values, key.encode(), int(amount))
+            self._changed.notify_all()
             return count
 
     def compare_set(self, key: str, expected_value: bytes | str, desired_value: bytes | str) -> bytes:
-        expected = as_bytes(expected_value)
+        expected, desired = as_bytes(expected_value), as_bytes(desired_value)
         with self._changed:
-            if self._values.get(key, b"") == expected and (key in self._values or not expected):
-                self.set(key, desired_value)
-            return self._values.get(key, expected)
+            value, is_written = self._values.compare_set(key.encode(), expected, desired)
+            if is_written:
+                self._changed.notify_all()
+            return value
 
     def check(self, keys: Sequence[str]) -> bool:
         with self._changed:
-            return all(map(self._is_there, as_keys(keys)))
+            return not _missing(as_keys(keys), self._values)
 
     def wait(self, keys: Sequence[str], timeout: timedelta | float | None = None) -> None:
         timeout_s = self.timeout_s if timeout is None else as_seconds(timeout)
         with self._changed:
-            self._wait_for(as_keys(keys), self._is_there, timeout_s)
+            self._wait_for(as_keys(keys), self._values, timeout_s)
 
     def delete_key(self, key: str) -> bool:
         with self._changed:
-            return self._values.pop(key, None) is not None
+            return self._values.delete(key.encode())
 
     def num_keys(self) -> int:
-        return len(self._values)
+        return len(self._values.values)
 
     def list_keys(self) -> list[str]:
         with self._changed:
-            return list(self._values)
+            return [key.decode() for key in self._values.values]
 
     def append(self, key: str, value: bytes | str) -> None:
         with self._changed:
-            self.set(key, self._values.get(key, b"") + as_bytes(value))
+            self._values.append(key.encode(), as_bytes(value))
+            self._changed.notify_all()
 
     def multi_set(self, keys: Sequence[str], values: Sequence[bytes | str]) -> None:
         with self._changed:
@@ -81,48 +81,50 @@ class HashStore(Store):
 
     def queue_push(self, key: str, value: bytes | str) -> None:
         with self._changed:
-            self._queues.setdefault(key, deque()).append(as_bytes(value))
+            self._values.push(key.encode(), as_bytes(value))
             self._changed.notify_all()
 
     def queue_pop(self, key: str, block: bool = True) -> bytes:
         with self._changed:
             if block:
-                self._wait_for([key], self._queues.__contains__, self.timeout_s)
-            elif key not in self._queues:
-                raise QueueEmptyError(f"the queue {key!r} is empty")
-            first = self._queues[key].popleft()
-            if not self._queues[key]:
-                del self._queues[key]
-            return first
+                self._wait_for([key], self._values.queues, self.timeout_s)
+            first = self._values.pop(key.encode())
+        if first is None:
+            raise QueueEmptyError(f"the queue {key!r} is empty")
+        return first
 
     def queue_len(self, key: str) -> int:
         with self._changed:
-            return len(self._queues.get(key, ()))
+            return self._values.queue_length(key.encode())
 
     def clone(self) -> HashStore:
         twin = HashStore()
-        twin._values, twin._queues, twin._changed = self._values, self._queues, self._changed
+        twin._values, twin._changed = self._values, self._changed
         twin.set_timeout(self.timeout_s)
         return twin
 
     def has_extended_api(self) -> bool:
         return True
 
-    def _is_there(self, key: str) -> bool:
-        return key in self._values or key in self._queues
-
-    def _count(self, key: str) -> int:
-        value = self._values.get(key) or b"0"
-        try:
-            return int(value)
-        except ValueError:
-            raise StoreError(f"cannot add to {key!r}: its value {value[:40]!r} is not a number") from None
-
-    def _wait_for(self, keys: list[str], is_there: Callable[[str], bool], timeout_s: float) -> None:
+    def _wait_for(self, keys: list[str], there: Container[bytes], timeout_s: float) -> None:
         """Wait, with the lock held, until every key is there; other threads get the lock meanwhile."""
         deadline = time.monotonic() + timeout_s
-        while missing := [key for key in keys if not is_there(key)]:
+        while missing := _missing(keys, there):
             left_s = deadline - time.monotonic()
             if left_s <= 0:
                 raise StoreTimeoutError.of_keys(keys, missing, timeout_s)
             self._changed.wait(min(left_s, threading.TIMEOUT_MAX))
+
+
+def count_on(values: Values, key: bytes, amount: int) -> int:
+    """Add to a counter as torch's stores do in which no server has a say: an empty value counts as 0."""
+    if values.values.get(key) == b"":
+        values.set(key, b"0")
+    try:
+        return values.add(key, amount)
+    except NotANumber as error:
+        raise StoreError(str(error)) from None
+
+
+def _missing(keys: list[str], there: Container[bytes]) -> list[str]:
+    return [key for key in keys if key.encode() not in there]

@@ -29,6 +29,7 @@ __all__ = [
     "Store",
     "StoreError",
     "StoreLike",
+    "StoreNetworkError",
     "StoreTimeoutError",
     "as_bytes",
     "as_keys",
@@ -53,6 +54,10 @@ class StoreTimeoutError(StoreError, TimeoutError):
         names = ", ".join(map(repr, missing[:MAX_KEYS_NAMED])) + (", …" if len(missing) > MAX_KEYS_NAMED else "")
         there = f" ({len(keys) - len(missing)} of {len(keys)} keys are there)" if len(keys) > 1 else ""
         return cls(f"waited {timeout_s:g} s for {names} in vain{there}")
+
+
+class StoreNetworkError(StoreError):
+    """The store cannot be reached, or the connection to it has ended."""
 
 
 class QueueEmptyError(StoreError):

@@ -7,18 +7,21 @@ addresses is bound as a whole, in the same order by everybody.
 
 from __future__ import annotations
 
+import _socket  # socket takes 4 ms to import, and every job holds a port before its first worker starts
 import errno
-import socket
+from collections.abc import Sequence
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import socket
     from typing import Any
 
     Address = tuple[int, tuple[Any, ...]]  # family, and what bind takes
 
-__all__ = ["address_of", "open_listeners", "resolve", "tune"]
+__all__ = ["address_of", "hold_port", "open_listeners", "resolve", "tune"]
 
 BACKLOG = 4096
+TRIES = 16  # to find a port that is free at all addresses of a name
 NOT_LOCAL = {errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT}
 # A connection over which nothing comes back is given up, so that half of one does not stay for ever.
 UNANSWERED_MS = 15_000
@@ -36,26 +39,65 @@ def open_listeners(host: str, port: int, *, is_host: bool | None, wildcard_allow
     if is_host is False:
         return None
     try:
-        sockets = _bind_all(resolve(host, port))
+        sockets = _listen(_bind_all(resolve(host, port)))
     except OSError as error:
         if error.errno != errno.EADDRINUSE or is_host:
             raise
         return None
     if is_host and not sockets:
-        sockets = _bind_wildcard(host, port, wildcard_allowed)
-    for sock in sockets:
-        sock.listen(BACKLOG)
-    return sockets or None
+        sockets = _listen(_bind_wildcard(host, port, wildcard_allowed))
+    return [_with_methods(sock) for sock in sockets] or None
+
+
+def hold_port(host: str, ports: Sequence[int]) -> list[_socket.socket]:
+    """Sockets that listen on every local address of `host`, at the first of `ports` that is free; 0 is any that is free.
+
+    OSError: none is, or the address is none of this machine's.
+    """
+    addresses = resolve(host, 0)
+    trouble = OSError(errno.EADDRNOTAVAIL, f"{host} is no address of this machine")
+    for port in ports if any(ports) else (0,) * TRIES:  # what is free at one address of a name may be taken at another
+        try:
+            sockets = _listen(_bind_all([(family, (address[0], port, *address[2:])) for family, address in addresses]))
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+            trouble = error
+        else:
+            if sockets:
+                return sockets
+            break
+    raise trouble
+
+
+def _listen(sockets: list[_socket.socket]) -> list[_socket.socket]:
+    """All or none: whoever has bound the same address at the same time, but listens first, has it."""
+    try:
+        for sock in sockets:
+            sock.listen(BACKLOG)
+    except OSError:
+        for sock in sockets:
+            sock.close()
+        raise
+    return sockets
+
+
+def _with_methods(sock: _socket.socket) -> socket.socket:
+    import socket
+
+    return socket.socket(fileno=sock.detach())
 
 
 def resolve(host: str, port: int) -> list[Address]:
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP)
+    # As bytes, unless it cannot be: for a text the rules of international names are loaded, which takes longer than all else.
+    name = host.encode() if host.isascii() else host
+    found = _socket.getaddrinfo(name, port, type=_socket.SOCK_STREAM, proto=_socket.IPPROTO_TCP)
     return sorted({(int(family), address) for family, _, _, _, address in found})
 
 
-def _bind_all(addresses: list[Address]) -> list[socket.socket]:
+def _bind_all(addresses: list[Address]) -> list[_socket.socket]:
     """All that are local; if one is taken, none."""
-    sockets: list[socket.socket] = []
+    sockets: list[_socket.socket] = []
     try:
         for family, address in addresses:
             # Port 0 lets the kernel choose, once: the other addresses of the name get the same.
@@ -69,18 +111,18 @@ def _bind_all(addresses: list[Address]) -> list[socket.socket]:
     return sockets
 
 
-def _bind(family: int, address: tuple[Any, ...]) -> socket.socket | None:
+def _bind(family: int, address: tuple[Any, ...]) -> _socket.socket | None:
     """A socket bound to the address, or None if that is not one of this machine's."""
     try:
-        sock = socket.socket(family, socket.SOCK_STREAM)
+        sock = _socket.socket(family, _socket.SOCK_STREAM)
     except OSError as error:
         if error.errno in NOT_LOCAL:
             return None
         raise
     try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if family == socket.AF_INET6:
-            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        sock.setsockopt(_socket.SOL_SOCKET, _socket.SO_REUSEADDR, 1)
+        if family == _socket.AF_INET6:
+            sock.setsockopt(_socket.IPPROTO_IPV6, _socket.IPV6_V6ONLY, 1)
         tune(sock)
         sock.bind(address)
     except OSError as error:
@@ -91,27 +133,27 @@ def _bind(family: int, address: tuple[Any, ...]) -> socket.socket | None:
     return sock
 
 
-def _bind_wildcard(host: str, port: int, allowed: bool) -> list[socket.socket]:
+def _bind_wildcard(host: str, port: int, allowed: bool) -> list[_socket.socket]:
     if not allowed:
         raise OSError(
             errno.EADDRNOTAVAIL,
             f"this node is to host the store, but {host} is no address of this machine, and without a secret the store does not "
             "listen on all of them; name a local address, or give the job a secret",
         )
-    return _bind_all([(int(socket.AF_INET), ("0.0.0.0", port)), (int(socket.AF_INET6), ("::", port, 0, 0))])
+    return _bind_all([(int(_socket.AF_INET), ("0.0.0.0", port)), (int(_socket.AF_INET6), ("::", port, 0, 0))])
 
 
-def tune(sock: socket.socket) -> None:
+def tune(sock: _socket.socket) -> None:
     """Small messages go at once, and a peer that has silently gone is noticed; what a listener accepts inherits it."""
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNANSWERED_MS)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, IDLE_S)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, PROBE_EVERY_S)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, PROBES)
+    sock.setsockopt(_socket.IPPROTO_TCP, _socket.TCP_NODELAY, 1)
+    sock.setsockopt(_socket.IPPROTO_TCP, _socket.TCP_USER_TIMEOUT, UNANSWERED_MS)
+    sock.setsockopt(_socket.SOL_SOCKET, _socket.SO_KEEPALIVE, 1)
+    sock.setsockopt(_socket.IPPROTO_TCP, _socket.TCP_KEEPIDLE, IDLE_S)
+    sock.setsockopt(_socket.IPPROTO_TCP, _socket.TCP_KEEPINTVL, PROBE_EVERY_S)
+    sock.setsockopt(_socket.IPPROTO_TCP, _socket.TCP_KEEPCNT, PROBES)
 
 
-def address_of(sock: socket.socket) -> tuple[str, int]:
+def address_of(sock: _socket.socket) -> tuple[str, int]:
     host, port, *_ = sock.getsockname()
     return host, port
 

@@ -24,8 +24,15 @@ class CoordinationServer:
     """Serves the store of one job on sockets that listen already, which it owns from now on."""
 
     def __init__(
-        self, sockets: Sequence[socket.socket], run_id: str, secret: bytes | None, *, clock: Callable[[], float] = time.monotonic
+        self,
+        sockets: Sequence[socket.socket],
+        run_id: str,
+        secret: bytes | None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        take_in_worker: Callable[[socket.socket, str], None] | None = None,
     ) -> None:
+        """`take_in_worker` gets the connections of those who speak torch's TCPStore protocol; without it they are refused."""
         self.incarnation = os.urandom(INCARNATION_BYTES).hex()
         self.addresses = [address_of(sock) for sock in sockets]
         for sock in sockets:
@@ -36,7 +43,9 @@ class CoordinationServer:
 
         self._clock = clock
         self._fewer = threading.Condition()
-        self._loop = ServingLoop(sockets, StoreService(Keyspace()), make_handshake, self.incarnation, clock, self._notify)
+        self._loop = ServingLoop(
+            sockets, StoreService(Keyspace()), make_handshake, self.incarnation, clock, self._notify, take_in_worker
+        )
         self._thread = threading.Thread(target=self._run, name="rallypoint-store", daemon=True)
         self._farewell: str | None = None
         self._is_closed = False

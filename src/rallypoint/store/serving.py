@@ -8,18 +8,19 @@ hold one small frame, for a few seconds, and learns nothing.
 
 from __future__ import annotations
 
-import errno
 import os
 import select
 import socket
 from collections.abc import Callable, Iterable
 
 from rallypoint.store.connection import Connection, ConnectionEnded
+from rallypoint.store.doorway import Doorway
 from rallypoint.store.frames import FrameError
 from rallypoint.store.handshake import HandshakeRefused, ServerHandshake, Welcome
 from rallypoint.store.refusals import Refusals
 from rallypoint.store.service import StoreService
 from rallypoint.store.sessions import Session, new_token
+from rallypoint.store.tcp_protocol import GREETING
 from rallypoint.store.wire import encode
 
 __all__ = ["ServingLoop"]
@@ -27,10 +28,7 @@ __all__ = ["ServingLoop"]
 CONNECTIONS = 16_384
 STRANGERS = 4_096
 HANDSHAKE_S = 5.0
-ACCEPTS_PER_TURN = 256
 HELD_BYTES = 256 * 1024 * 1024  # for all connections together, of what came in part and what is not sent yet
-PAUSE_S = 0.2  # before accepting again, when there are no file descriptors left
-OUT_OF_RESOURCES = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 FAREWELL_S = 0.5
 
 
@@ -45,22 +43,22 @@ class ServingLoop:
         incarnation: str,
         clock: Callable[[], float],
         on_fewer: Callable[[], None],
+        take_in_worker: Callable[[socket.socket, str], None] | None = None,
     ) -> None:
         self._service = service
         self._make_handshake = make_handshake
         self._incarnation = incarnation
         self._clock = clock
         self._on_fewer = on_fewer
-        self._listeners = {sock.fileno(): sock for sock in listeners}
+        self._take_in_worker = take_in_worker
         self._connections: dict[int, Connection] = {}
         self._strangers: dict[int, Connection] = {}  # in the order in which they came
         self._held_bytes = 0
         self._refusals = Refusals()
-        self._accept_again_at: float | None = None  # None while it accepts
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._poll = select.epoll()
         self._poll.register(self._bell, select.EPOLLIN)
-        self._listen(select.EPOLLIN)
+        self._doorway = Doorway(listeners, self._poll)
 
     def wake(self) -> None:
         """Make the turn under way the last before whoever runs the loop looks up."""
@@ -82,14 +80,12 @@ class ServingLoop:
         self._service.tick(now)
         self._flush_touched(now)
         self._end_late_strangers(now)
-        if self._accept_again_at is not None and now >= self._accept_again_at:
-            self._accept_again_at = None
-            self._listen(select.EPOLLIN)
+        self._doorway.open_if_due(now)
         self._refusals.tell(now)
 
     def _patience_s(self) -> float | None:
         """How long there is nothing to do, unless something comes."""
-        times = [self._service.next_expiry(), self._accept_again_at, self._refusals.due_at]
+        times = [self._service.next_expiry(), self._doorway.opens_at, self._refusals.due_at]
         if self._strangers:
             times.append(next(iter(self._strangers.values())).accepted_at + HANDSHAKE_S)
         known = [time for time in times if time is not None]
@@ -103,47 +99,23 @@ class ServingLoop:
                     self._service.touched.add(connection)
                 if events & ~select.EPOLLOUT:
                     self._read(connection, now)
-            elif fd in self._listeners:
-                self._accept(self._listeners[fd], now)
+            elif fd in self._doorway:
+                for sock, peer in self._doorway.accept(fd, now):
+                    self._admit(sock, peer, now)
 
     # --- coming and going --------------------------------------------------------------------------------------------------
-
-    def _listen(self, events: int) -> None:
-        for fd in self._listeners:
-            if events:
-                self._poll.register(fd, events)
-            else:
-                self._poll.unregister(fd)
-
-    def _accept(self, listener: socket.socket, now: float) -> None:
-        for _ in range(ACCEPTS_PER_TURN):
-            try:
-                sock, address = listener.accept()
-            except BlockingIOError:
-                return
-            except OSError as error:  # else it is one connection that has ended before it was accepted
-                if error.errno in OUT_OF_RESOURCES:
-                    self._pause_accepting(now)
-                    return
-                continue
-            self._admit(sock, f"{address[0]} port {address[1]}", now)
-
-    def _pause_accepting(self, now: float) -> None:
-        """There are no file descriptors left: those who wait are still there in a moment, and asking at once would spin."""
-        if self._accept_again_at is None:
-            self._listen(0)
-            self._accept_again_at = now + PAUSE_S
 
     def _admit(self, sock: socket.socket, peer: str, now: float) -> None:
         if len(self._connections) >= CONNECTIONS:
             self._refusals.add(peer, f"there are {CONNECTIONS} connections already")
             sock.close()
             return
-        sock.setblocking(False)
         welcome = Welcome(self._incarnation, new_token())
         connection = Connection(sock, peer, self._make_handshake(welcome), Session(welcome.session), now)
         self._connections[connection.fd] = self._strangers[connection.fd] = connection
         self._poll.register(connection.fd, select.EPOLLIN)
+        if self._take_in_worker is not None:
+            connection.wake_for(len(GREETING))  # by which a worker is known
         if len(self._strangers) > STRANGERS:
             self._end(next(iter(self._strangers.values())), "too many others came before it had proven anything", now)
 
@@ -180,12 +152,20 @@ class ServingLoop:
     # --- one connection ----------------------------------------------------------------------------------------------------
 
     def _read(self, connection: Connection, now: float) -> None:
+        if self._take_in_worker is not None and connection.fd in self._strangers and connection.begins_with(GREETING):
+            self._hand_over(connection, self._take_in_worker)
+            return
         try:
             connection.receive()
         except ConnectionEnded:
             self._end(connection, "", now)
         else:
             self._serve(connection, now)
+
+    def _hand_over(self, worker: Connection, take_in: Callable[[socket.socket, str], None]) -> None:
+        del self._connections[worker.fd], self._strangers[worker.fd]
+        self._poll.unregister(worker.fd)
+        take_in(worker.release(), worker.peer)
 
     def _serve(self, connection: Connection, now: float) -> None:
         """Do what is asked, as far as it has come and earlier answers are read."""
@@ -253,8 +233,7 @@ class ServingLoop:
             if connection.is_welcome:
                 connection.send(encode([0, "ending", reason]))
                 self._service.touched.add(connection)
-        if self._accept_again_at is None:
-            self._listen(0)
+        self._doorway.shut()
         deadline = self._clock() + FAREWELL_S
         self._flush_touched(self._clock())
         while (now := self._clock()) < deadline and any(one.has_output for one in self._connections.values() if one.is_welcome):
@@ -265,7 +244,6 @@ class ServingLoop:
         """Close everything; the loop must not run any more."""
         for connection in self._connections.values():
             connection.close()
-        for listener in self._listeners.values():
-            listener.close()
+        self._doorway.close()
         self._poll.close()
         os.close(self._bell)

@@ -23,6 +23,7 @@ from contextlib import closing, contextmanager
 
 from rallypoint import defaults
 from rallypoint.core.coordination import Delete, Item, Operation, Put
+from rallypoint.core.values import NotANumber, number_in
 from rallypoint.store.coordination import Coordination, CoordinationError
 from rallypoint.store.interface import QueueEmptyError, Store, StoreError, StoreTimeoutError, as_bytes, as_keys, as_seconds
 from rallypoint.store.shared_connection import SharedConnection
@@ -252,10 +253,10 @@ def _value_of(item: Item | None) -> bytes:
 
 def _count(key: str, item: Item | None) -> int:
     value = _value_of(item) or b"0"
-    try:
-        return int(value)
-    except ValueError:
-        raise StoreError(f"cannot add to {key!r}: its value {value[:40]!r} is not a number") from None
+    count = number_in(value)
+    if count is None:
+        raise StoreError(str(NotANumber(key.encode(), value)))
+    return count
 
 
 def _split(key: str, queue: bytes) -> tuple[bytes, bytes]:

@@ -10,23 +10,29 @@ import resource
 
 from rallypoint import report
 
-__all__ = ["make_room", "restore_for"]
+__all__ = ["as_many_as_allowed", "make_room", "restore_for"]
 
 _found: tuple[int, int] | None = None
 
 
 def make_room(files: int) -> None:
     """Let this process open so many files, or as many as it may."""
+    allowed = as_many_as_allowed(files)
+    if allowed < files:
+        report.warn(f"the store of this job may need {files} open files, and {allowed} is the limit here; see ulimit -Hn")
+
+
+def as_many_as_allowed(files: int) -> int:
+    """Raise the limit to `files`, or as far as it may be; how many it is now, and `files` where there are more."""
     global _found
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= files:
-        return
+        return files
     wanted = files if hard == resource.RLIM_INFINITY else min(files, hard)
-    if wanted < files:
-        report.warn(f"the store of this job may need {files} open files, and {wanted} is the limit here; see ulimit -Hn")
     if wanted > soft:
         _found = _found or (soft, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    return wanted
 
 
 def restore_for(pid: int) -> None:

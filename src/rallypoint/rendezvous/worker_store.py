@@ -1,0 +1,119 @@
+"""The workers' own store, at the master address and port: who serves it, and where.
+
+By default the agent of group rank 0 does, in the format of torch's TCPStore. Its port is bound before anybody hears of it and
+held until the generation is over, so that nobody else can take it, and each generation has a store of its own. With
+``worker_store=rank0`` it is the worker of rank 0 that opens the port, as in older versions of torchrun: then the agent can only
+look for one that is free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from rallypoint import defaults
+from rallypoint.errors import RendezvousError
+from rallypoint.records import Value
+from rallypoint.store.listening import address_of, hold_port
+from rallypoint.store.tcp_server import TcpStoreServer
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import _socket
+    from typing import Any
+
+    from rallypoint.rendezvous.settings import Settings
+
+__all__ = ["WorkerStore", "WorkerStoreSettings", "read_worker_store_settings", "settings_for_worker_store"]
+
+
+class WorkerStoreSettings(Value):
+    """Who serves the store, at which ports (0: any that is free), and how much it may hold."""
+
+    by: str = defaults.WORKER_STORE
+    ports: Sequence[int] = (0,)
+    limit_bytes: int = defaults.WORKER_STORE_BYTES
+
+
+class WorkerStore:
+    """The stores of one node, one after the other: `hold` a port, `serve` it if this node has rank 0, `close`."""
+
+    def __init__(self, settings: WorkerStoreSettings) -> None:
+        self._settings = settings
+        self._held: list[_socket.socket] = []
+        self._server: TcpStoreServer | None = None
+
+    @property
+    def is_agents(self) -> bool:
+        """Whether workers find an agent's store at the master address, and must not open one there."""
+        return self._settings.by == defaults.WORKER_STORE
+
+    def address_for(self, own_address: str) -> str:
+        """Which address the workers are told."""
+        return own_address
+
+    def hold(self, address: str, port: int | None = None) -> int:
+        """Bind a port of `address`, the one that is given or one of the settings, and give it; the same until `close`."""
+        if port and not self.is_agents:
+            return port
+        if not self._held:
+            self._held = self._bind(address, self._settings.ports if port is None else (port,))
+        _, port = address_of(self._held[0])
+        if not self.is_agents:
+            self.close()  # for the worker of rank 0, which has to bind it anew
+        return port
+
+    def _bind(self, address: str, ports: Sequence[int]) -> list[_socket.socket]:
+        try:
+            return hold_port(address, ports)
+        except OSError as error:
+            raise RendezvousError(
+                f"the workers' store cannot be opened at {address} port {_written(ports)}: {error.strerror or error};"
+                " --local-addr names another address, --master-port (static) or --worker-store-port another port, and"
+                " --worker-store rank0 leaves it to the worker of rank 0"
+            ) from error
+
+    def serve(self) -> None:
+        """This node has rank 0: serve an empty store at the port that is held."""
+        if self.is_agents:
+            self._server = TcpStoreServer(self._held, self._settings.limit_bytes)
+            self._held = []
+            self._server.start()
+
+    def close(self) -> None:
+        """The generation is over, or another node serves: let the port go, and the store, if there was one."""
+        server, self._server = self._server, None
+        held, self._held = self._held, []
+        if server is not None:
+            server.close()
+        for sock in held:
+            sock.close()
+
+    def shut(self) -> None:
+        """The job is over for this node: there will be no other store here."""
+        self.close()
+
+
+def read_worker_store_settings(config: Mapping[str, Any], environ: Mapping[str, str]) -> WorkerStoreSettings:
+    """The settings for a job of one node; where nothing was said about it, nothing that knows about settings is loaded."""
+    given = {key: value for key, value in config.items() if key.startswith("worker_store") or key == "conf_file"}
+    if not given and not any(name.startswith(defaults.ENV_SETTING_PREFIX) for name in environ):
+        return WorkerStoreSettings(_by_default(environ))
+    from rallypoint.rendezvous.settings import read_settings
+
+    return settings_for_worker_store(read_settings(given, environ), environ)
+
+
+def settings_for_worker_store(settings: Settings, environ: Mapping[str, str]) -> WorkerStoreSettings:
+    first, last = settings.worker_store_port
+    return WorkerStoreSettings(
+        settings.worker_store or _by_default(environ), range(first, last + 1), settings.worker_store_memory
+    )
+
+
+def _by_default(environ: Mapping[str, str]) -> str:
+    """With torchrun's variable, a user has asked for the worker of rank 0 already."""
+    return defaults.WORKER_STORE_RANK0 if environ.get(defaults.ENV_DISABLE_SHARED_STORE) == "1" else defaults.WORKER_STORE
+
+
+def _written(ports: Sequence[int]) -> str:
+    return f"{ports[0]}-{ports[-1]}" if len(ports) > 1 else str(ports[0])

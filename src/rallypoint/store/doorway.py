@@ -1,0 +1,70 @@
+"""Where connections come in: listeners in a poll, a bounded number of newcomers at a time, and a pause when there is no room."""
+
+from __future__ import annotations
+
+import errno
+import select
+import socket
+from collections.abc import Iterable, Iterator
+
+__all__ = ["Doorway"]
+
+ACCEPTS_PER_TURN = 256
+PAUSE_S = 0.2  # before accepting again, when there are no file descriptors left
+OUT_OF_RESOURCES = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
+
+
+class Doorway:
+    """Listeners that do not block, registered with `poll` while they are open."""
+
+    def __init__(self, listeners: Iterable[socket.socket], poll: select.epoll) -> None:
+        self._listeners = {sock.fileno(): sock for sock in listeners}
+        self._poll = poll
+        self._is_open = False
+        self.opens_at: float | None = None  # None while it does not pause
+        self._open()
+
+    def __contains__(self, fd: int) -> bool:
+        return fd in self._listeners
+
+    def accept(self, fd: int, now: float) -> Iterator[tuple[socket.socket, str]]:
+        """Who has come, with a name for the log; the rest next time, so that those who are here already are served."""
+        listener = self._listeners[fd]
+        for _ in range(ACCEPTS_PER_TURN):
+            try:
+                sock, address = listener.accept()
+            except BlockingIOError:
+                return
+            except OSError as error:  # else it is one connection that has ended before it was accepted
+                if error.errno in OUT_OF_RESOURCES:
+                    self._pause(now)
+                    return
+                continue
+            sock.setblocking(False)
+            yield sock, f"{address[0]} port {address[1]}"
+
+    def open_if_due(self, now: float) -> None:
+        if self.opens_at is not None and now >= self.opens_at:
+            self.opens_at = None
+            self._open()
+
+    def shut(self) -> None:
+        """Take nobody in any more; those who come wait outside."""
+        if self._is_open:
+            self._is_open = False
+            for fd in self._listeners:
+                self._poll.unregister(fd)
+
+    def close(self) -> None:
+        for listener in self._listeners.values():
+            listener.close()
+
+    def _open(self) -> None:
+        self._is_open = True
+        for fd in self._listeners:
+            self._poll.register(fd, select.EPOLLIN)
+
+    def _pause(self, now: float) -> None:
+        """There are no file descriptors left: those who wait are still there in a moment, and asking at once would spin."""
+        self.shut()
+        self.opens_at = now + PAUSE_S

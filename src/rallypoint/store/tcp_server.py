@@ -1,0 +1,136 @@
+"""A server of torch's TCPStore protocol: a thread that is started and ended.
+
+Most jobs have one and many never use it. So the thread sleeps on its listeners until somebody comes; only then is loaded what
+serves it, while the one who came waits in the kernel's queue.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+from collections import deque
+from collections.abc import Sequence
+
+from rallypoint import defaults
+from rallypoint.store.listening import address_of
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import _socket
+    import socket
+
+    from rallypoint.store.tcp_serving import TcpServingLoop
+
+__all__ = ["TcpStoreServer"]
+
+MOST_FILES = 65_536
+SPARE_FILES = 256  # for all else that this process does
+LEAST_CONNECTIONS = 64
+
+
+class TcpStoreServer:
+    """Serves an empty store on sockets that listen already, which it owns from now on."""
+
+    def __init__(self, sockets: Sequence[_socket.socket], limit_bytes: int = defaults.WORKER_STORE_BYTES) -> None:
+        self.addresses = [address_of(sock) for sock in sockets]
+        self._sockets = sockets
+        self._limit_bytes = limit_bytes
+        self._newcomers: deque[tuple[socket.socket, str]] = deque()
+        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._lock = threading.Lock()  # the bell may be rung while it is there
+        self._is_ending = False
+        self._is_closed = False
+        self._loop: TcpServingLoop | None = None
+        self._thread = threading.Thread(target=self._run, name="rallypoint-tcp-store", daemon=True)
+        _open_servers[id(self)] = self
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def adopt(self, sock: socket.socket, peer: str) -> None:
+        """Serve a connection that was accepted elsewhere, does not block, and of which nothing was read."""
+        with self._lock:
+            if not self._is_ending:
+                self._newcomers.append((sock, peer))
+                os.eventfd_write(self._bell, 1)
+                return
+        sock.close()
+
+    def close(self) -> None:
+        """End the server and its connections; what it kept is gone."""
+        with self._lock:
+            self._is_ending = True
+            if not self._is_closed:
+                os.eventfd_write(self._bell, 1)
+        if self._thread.ident is None:
+            self._let_go()
+        elif self._thread is not threading.current_thread():
+            self._thread.join()
+
+    # --- the thread --------------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            self._wait_for_somebody()
+            if not self._is_ending:
+                self._loop = self._make_loop()
+                self._serve(self._loop)
+        finally:
+            self._let_go()
+
+    def _wait_for_somebody(self) -> None:
+        somebody = select.poll()
+        for fd in (self._bell, *(sock.fileno() for sock in self._sockets)):
+            somebody.register(fd, select.POLLIN)
+        somebody.poll()
+
+    def _make_loop(self) -> TcpServingLoop:
+        import socket
+
+        from rallypoint import file_limit
+        from rallypoint.store.tcp_serving import TcpServingLoop
+
+        listeners, self._sockets = [socket.socket(fileno=sock.detach()) for sock in self._sockets], ()
+        for listener in listeners:
+            listener.setblocking(False)
+        most_connections = max(LEAST_CONNECTIONS, file_limit.as_many_as_allowed(MOST_FILES) - SPARE_FILES)
+        return TcpServingLoop(listeners, self._bell, self._newcomers, self._limit_bytes, most_connections)
+
+    def _serve(self, loop: TcpServingLoop) -> None:
+        try:
+            while not self._is_ending:
+                loop.turn()
+        finally:
+            loop.close()
+
+    def _let_go(self) -> None:
+        """Close what is still ours; twice is once."""
+        _open_servers.pop(id(self), None)
+        for sock in self._sockets:
+            sock.close()
+        with self._lock:
+            self._is_ending = True
+            while self._newcomers:
+                self._newcomers.popleft()[0].close()
+            if not self._is_closed:
+                self._is_closed = True
+                os.close(self._bell)
+
+    def _let_go_in_child(self) -> None:
+        """In a fork, which has no thread of ours: close the copies, or peers would never see the server end."""
+        self._lock = threading.Lock()  # the old one may have been held by a thread that is not here
+        if self._loop is not None:
+            self._loop.close()
+        self._let_go()
+
+
+_open_servers: dict[int, TcpStoreServer] = {}
+
+
+def _let_go_in_child() -> None:
+    for server in list(_open_servers.values()):
+        server._let_go_in_child()
+
+
+os.register_at_fork(after_in_child=_let_go_in_child)

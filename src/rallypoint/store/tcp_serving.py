@@ -1,0 +1,194 @@
+"""The loop that serves a store by torch's TCPStore protocol: one thread, any number of workers.
+
+Everybody who has something to say is heard in turn, a piece at a time, so that a large value holds nobody up. Sockets do not
+block. Whoever breaks the format or passes a limit is cut off, and one line says why; what it had stored stays. The way of a
+small request through here is kept short on purpose: it is what bounds the rate.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import time
+from collections import deque
+from collections.abc import Iterable
+
+from rallypoint.core.values import NotANumber, StoreFull, Values
+from rallypoint.store import tcp_protocol as wire
+from rallypoint.store.doorway import Doorway
+from rallypoint.store.refusals import Refusals
+from rallypoint.store.tcp_connection import PeerGone, TcpConnection
+from rallypoint.store.tcp_service import TcpService
+
+__all__ = ["TcpServingLoop"]
+
+GREETING_S = 30.0  # a worker greets at once, but its machine may be busy
+EVENTS_PER_TURN = 256
+IN, OUT = select.EPOLLIN, select.EPOLLOUT
+
+
+class TcpServingLoop:
+    """Everything that the server's thread does. The `bell`, an eventfd, ends a turn; `newcomers` were accepted elsewhere."""
+
+    def __init__(
+        self,
+        listeners: Iterable[socket.socket],
+        bell: int,
+        newcomers: deque[tuple[socket.socket, str]],
+        limit_bytes: int,
+        most_connections: int,
+    ) -> None:
+        self._limit_bytes = limit_bytes
+        self._most_connections = most_connections
+        self._values = Values(limit_bytes)
+        self._service = TcpService(self._values, self._tell)
+        self._connections: dict[int, TcpConnection] = {}
+        self._strangers: dict[int, TcpConnection] = {}  # who has not greeted yet, in the order in which they came
+        self._kept_bytes = 0  # of requests that are not complete, of all connections
+        self._refusals = Refusals()
+        self._bell = bell
+        self._newcomers = newcomers
+        self._poll = select.epoll()
+        self._poll.register(bell, IN)
+        self._doorway = Doorway(listeners, self._poll)
+
+    def turn(self) -> None:
+        """Wait until there is something to do, and do it."""
+        ready = self._poll.poll(self._patience_s(), EVENTS_PER_TURN)
+        now = time.monotonic()
+        for fd, events in ready:
+            one = self._connections.get(fd)
+            if one is None:
+                self._welcome(fd, now)
+            elif events & OUT or one.outbox:  # or it has gone, or was told something since this turn began
+                self._go_on(one)
+            else:
+                self._hear(one)
+        if self._strangers or self._doorway.opens_at is not None or self._refusals.due_at is not None:
+            self._look_after(now)
+
+    def close(self) -> None:
+        """End all connections; the loop must not run any more."""
+        for one in self._connections.values():
+            one.sock.close()
+        self._doorway.close()
+        self._poll.close()
+
+    # --- one connection ----------------------------------------------------------------------------------------------------
+
+    def _hear(self, one: TcpConnection) -> None:
+        try:
+            if one.receive():
+                self._serve(one)
+        except PeerGone:
+            self._end(one)
+
+    def _serve(self, one: TcpConnection) -> None:
+        """Do what is asked, as far as it has come and earlier answers are taken."""
+        fd, operations = one.fd, self._service.operations
+        try:
+            for operation, strings, number in one.reader.requests():
+                if not one.is_greeted or operation == wire.VALIDATE:
+                    self._greet(one, operation, number)
+                elif reply := operations[operation](fd, strings, number):
+                    one.say(reply)
+                    if one.outbox:
+                        self._watch(one)
+                        break
+        except (wire.ProtocolError, NotANumber, StoreFull) as broken:
+            self._end(one, str(broken))
+            return
+        if one.reader.wanted_bytes or one.kept_bytes:
+            self._account(one)
+
+    def _greet(self, one: TcpConnection, operation: int, number: int) -> None:
+        if one.is_greeted:
+            raise wire.ProtocolError("it greeted twice")
+        if operation != wire.VALIDATE or number != wire.MAGIC:
+            raise wire.ProtocolError("it does not speak the protocol of torch's TCPStore")
+        one.is_greeted = True
+        del self._strangers[one.fd]
+
+    def _go_on(self, one: TcpConnection) -> None:
+        """It has taken something of what it was told; when that is all, what it has asked meanwhile has its turn."""
+        try:
+            one.flush()
+            if not one.outbox:
+                self._serve(one)
+        except PeerGone:
+            self._end(one)
+            return
+        if one.fd in self._connections:
+            self._watch(one)
+
+    def _tell(self, who: int, data: bytes) -> None:
+        """To one that waits, on behalf of another."""
+        one = self._connections[who]
+        try:
+            one.say(data)
+        except PeerGone:
+            return  # the poll will say so too; here it may be the very one that is being served
+        if one.outbox:
+            self._watch(one)
+
+    def _watch(self, one: TcpConnection) -> None:
+        """Poll for what is needed of it next."""
+        events = OUT if one.outbox else IN
+        if events != one.events:
+            self._poll.modify(one.fd, events)
+            one.events = events
+
+    def _account(self, one: TcpConnection) -> None:
+        kept = one.reader.held_bytes
+        self._kept_bytes += kept - one.kept_bytes
+        one.kept_bytes = kept
+        if self._kept_bytes + self._values.held_bytes > self._limit_bytes:
+            self._end(one, f"the store may hold {self._limit_bytes} bytes, and with this request it would be more")
+
+    # --- coming and going --------------------------------------------------------------------------------------------------
+
+    def _welcome(self, fd: int, now: float) -> None:
+        if fd in self._doorway:
+            for sock, peer in self._doorway.accept(fd, now):
+                self._admit(sock, peer, now)
+        elif fd == self._bell:
+            os.eventfd_read(self._bell)
+            while self._newcomers:
+                self._admit(*self._newcomers.popleft(), now)
+
+    def _admit(self, sock: socket.socket, peer: str, now: float) -> None:
+        if len(self._connections) >= self._most_connections:
+            self._refusals.add(peer, f"there are {self._most_connections} connections already, near the limit of open files")
+            sock.close()
+            return
+        one = TcpConnection(sock, peer, now, IN)
+        self._connections[one.fd] = self._strangers[one.fd] = one
+        self._poll.register(one.fd, IN)
+
+    def _end(self, one: TcpConnection, reason: str = "") -> None:
+        """Close it; without a `reason` where that is nothing to report."""
+        if self._connections.pop(one.fd, None) is None:
+            return
+        self._strangers.pop(one.fd, None)
+        self._kept_bytes -= one.kept_bytes
+        self._service.leave(one.fd)
+        one.sock.close()
+        if reason:
+            self._refusals.add(one.peer, reason)
+
+    def _look_after(self, now: float) -> None:
+        while self._strangers:
+            oldest = next(iter(self._strangers.values()))
+            if now < oldest.accepted_at + GREETING_S:
+                break
+            self._end(oldest, f"it did not say a word of the protocol within {GREETING_S:g} s")
+        self._doorway.open_if_due(now)
+        self._refusals.tell(now)
+
+    def _patience_s(self) -> float | None:
+        """How long there is nothing to do, unless something comes."""
+        times = [at for at in (self._doorway.opens_at, self._refusals.due_at) if at is not None]
+        if self._strangers:
+            times.append(next(iter(self._strangers.values())).accepted_at + GREETING_S)
+        return max(0.0, min(times) - time.monotonic()) if times else None
