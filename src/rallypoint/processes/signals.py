@@ -127,12 +127,16 @@ class SignalInbox:
     @contextmanager
     def interrupting(self) -> Iterator[None]:
         """Around a call into foreign code that may block: a signal is raised right there."""
-        self._may_raise = True
-        try:
-            self.raise_pending()
-            yield
-        finally:
-            self._may_raise = False
+        from rallypoint.processes.nudge import nudging
+
+        handled = self.received
+        with nudging(lambda: self.received > handled, self._old_handlers.__contains__):
+            self._may_raise = True
+            try:
+                self.raise_pending()
+                yield
+            finally:
+                self._may_raise = False
 
 
 inbox = SignalInbox()

@@ -1,0 +1,55 @@
+"""A signal that another thread got ends a call of the main thread all the same."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+
+import pytest
+
+from rallypoint.errors import SignalException
+from rallypoint.processes.signals import inbox
+
+
+def test_p20_a_signal_that_the_kernel_gives_to_another_thread_ends_a_blocking_call() -> None:
+    """That is also what it looks like when it comes in the instant before the call blocks."""
+    lock, is_over = threading.Lock(), threading.Event()
+    lock.acquire()
+
+    def send_to_itself() -> None:
+        signal.pthread_kill(threading.get_ident(), signal.SIGUSR1)
+        is_over.wait(20)
+
+    other = threading.Thread(target=send_to_itself)
+    began = time.monotonic()
+    with inbox.watch("SIGUSR1"):
+        with pytest.raises(SignalException) as caught, inbox.interrupting():
+            other.start()
+            lock.acquire(timeout=10)
+        assert inbox.received == 1
+    is_over.set()
+    other.join()
+    assert caught.value.sigval is signal.SIGUSR1
+    assert time.monotonic() - began < 10
+
+
+def test_a_signal_that_was_handled_is_not_sent_again() -> None:
+    seen = []
+    with inbox.watch("SIGUSR1"):
+        with pytest.raises(SignalException), inbox.interrupting():
+            try:
+                signal.raise_signal(signal.SIGUSR1)
+            finally:
+                threading.Event().wait(0.3)  # a clean-up that takes longer than a nudge
+                seen.append(inbox.received)
+        assert inbox.received == 1
+    assert seen == [1]
+
+
+def test_whoever_had_a_wakeup_descriptor_has_it_again() -> None:
+    with inbox.watch("SIGUSR1"):
+        before = signal.set_wakeup_fd(-1)
+        with inbox.interrupting():
+            pass
+        assert signal.set_wakeup_fd(before) == -1
