@@ -23,10 +23,14 @@ def test_p20_a_signal_that_the_kernel_gives_to_another_thread_ends_a_blocking_ca
 
     other = threading.Thread(target=send_to_itself)
     began = time.monotonic()
-    with inbox.watch("SIGUSR1"):
-        with pytest.raises(SignalException) as caught, inbox.interrupting():
+    def block() -> None:
+        with inbox.interrupting():
             other.start()
             lock.acquire(timeout=10)
+
+    with inbox.watch("SIGUSR1"):
+        with pytest.raises(SignalException) as caught:
+            block()
         assert inbox.received == 1
     is_over.set()
     other.join()
@@ -36,13 +40,17 @@ def test_p20_a_signal_that_the_kernel_gives_to_another_thread_ends_a_blocking_ca
 
 def test_a_signal_that_was_handled_is_not_sent_again() -> None:
     seen = []
-    with inbox.watch("SIGUSR1"):
-        with pytest.raises(SignalException), inbox.interrupting():
+    def clean_up_slowly() -> None:
+        with inbox.interrupting():
             try:
                 signal.raise_signal(signal.SIGUSR1)
             finally:
-                threading.Event().wait(0.3)  # a clean-up that takes longer than a nudge
+                threading.Event().wait(0.3)  # longer than a nudge
                 seen.append(inbox.received)
+
+    with inbox.watch("SIGUSR1"):
+        with pytest.raises(SignalException):
+            clean_up_slowly()
         assert inbox.received == 1
     assert seen == [1]
 

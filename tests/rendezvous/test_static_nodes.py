@@ -99,7 +99,7 @@ def worker() -> Iterator[Callable[[], Worker]]:
 def door() -> Iterator[SharedDoor]:
     door = SharedDoor(WorkerStoreSettings(limit_bytes=1 << 20), Endpoint("master", 29500))
     yield door
-    door.shut()
+    door.close()
 
 
 def test_workers_are_told_the_one_address_that_there_is(door: SharedDoor) -> None:
@@ -125,7 +125,7 @@ def test_p16_who_was_served_is_cut_off_and_who_comes_later_finds_another_store(d
     door.serve()
     old = worker().come(door)
     assert old.ask(SET_K + PING, 4) == PONG
-    door.close()
+    door.end_generation()
     assert old.is_cut_off
     between = worker().come(door, wire.GREETING + PING)
     assert not between.is_told_something
@@ -137,7 +137,7 @@ def test_p16_who_was_served_is_cut_off_and_who_comes_later_finds_another_store(d
 def test_p16_who_has_gone_while_it_waited_says_nothing_in_the_next_generation(door: SharedDoor, worker: Any) -> None:
     """A worker of the old generation that came too late, and was stopped: what it wanted to store is not for the new one."""
     door.serve()
-    door.close()
+    door.end_generation()
     stale = worker().come(door, wire.GREETING + SET_K)
     stale.near.close()
     door.serve()
@@ -149,17 +149,17 @@ def test_p16_who_has_gone_while_it_waited_says_nothing_in_the_next_generation(do
 
 def test_ending_is_ending_however_often(door: SharedDoor, worker: Any) -> None:
     waiting = worker().come(door)
-    door.close()  # of the generation: it may still be served
+    door.end_generation()  # of the generation: it may still be served
     assert not waiting.is_told_something
-    door.shut()
-    door.shut()
     door.close()
+    door.close()
+    door.end_generation()
     assert waiting.is_cut_off
 
 
 def test_who_comes_when_all_is_over_is_cut_off(door: SharedDoor, worker: Any) -> None:
     door.serve()
-    door.shut()
+    door.close()
     assert worker().come(door).is_cut_off
 
 
@@ -169,6 +169,15 @@ def test_not_more_than_so_many_wait(door: SharedDoor, worker: Any, monkeypatch: 
     assert worker().come(door).is_cut_off
     door.serve()
     assert [one.hear(4) for one in waiting] == [PONG] * 2
+
+
+def test_nobody_waits_for_ever(door: SharedDoor, worker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(static_nodes, "LONGEST_WAIT_S", 0.0)
+    early = worker().come(door, wire.GREETING + PING)
+    late = worker().come(door, wire.GREETING + PING)
+    assert early.is_cut_off
+    door.serve()
+    assert late.hear(4) == PONG
 
 
 def test_it_holds_no_more_than_it_may(door: SharedDoor, worker: Any) -> None:
@@ -191,10 +200,10 @@ def test_workers_come_from_one_thread_while_generations_change_in_another(door: 
     coming.start()
     while coming.is_alive():
         door.serve()
-        door.close()
+        door.end_generation()
     coming.join()
     door.serve()
-    door.shut()
+    door.close()
     assert {one.hear(5) for one in workers} <= {PONG, b""}
 
 
@@ -223,12 +232,15 @@ def test_what_cannot_be_is_refused_before_anything_is_opened(settings: dict[str,
         static.create_rdzv_handler(params(**{"rank": 0, **settings}))
 
 
-def test_torchruns_variable_is_refused_like_the_flag(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nodes_cannot_meet_at_any_port() -> None:
+    with pytest.raises(UsageError, match="--master-port is 0: nodes that are to meet need a port"):
+        static.create_rdzv_handler(params(f"{HERE}:0", rank=0))
+
+
+def test_torchruns_variable_has_no_effect(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is set against stale keys, which there are none of here, and may stand in the environment of every job."""
     monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
-    with pytest.raises(UsageError, match="agents and workers meet at the master port"):
-        static.create_rdzv_handler(params(rank=1))
-    handler = static.create_rdzv_handler(params(rank=1, worker_store="agent"))
-    assert handler.use_agent_store
+    assert static.create_rdzv_handler(params(rank=1)).use_agent_store
 
 
 def test_the_number_of_nodes_is_the_largest_and_never_changes() -> None:

@@ -6,7 +6,7 @@ import socket
 import struct
 import subprocess
 import sys
-from collections.abc import Sequence
+import tempfile
 from pathlib import Path
 
 from rallypoint.store import tcp_protocol as wire
@@ -122,16 +122,16 @@ server.close()
 class ServerApart:
     """A server in its own process, so that its memory can be told from that of its clients."""
 
-    def __init__(self, limit_bytes: int, environment: Sequence[tuple[str, str]] = ()) -> None:
-        command = [sys.executable, "-c", SERVER, str(limit_bytes)]
+    def __init__(self, limit_bytes: int) -> None:
+        self._complaints = tempfile.TemporaryFile()  # noqa: SIM115 - a pipe that nobody reads would fill up
         self._process = subprocess.Popen(
-            command,
+            [sys.executable, "-c", SERVER, str(limit_bytes)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stderr=self._complaints,
             text=True,
-            env=dict(environment) or None,
         )
+        self.pid = self._process.pid
         self.port = int(self._read())
 
     def judged(self) -> int:
@@ -142,13 +142,19 @@ class ServerApart:
         return int(self._read())
 
     def resident_kb(self) -> int:
-        return int(Path(f"/proc/{self._process.pid}/status").read_text().split("VmRSS:")[1].split()[0])
+        return int(Path(f"/proc/{self.pid}/status").read_text().split("VmRSS:")[1].split()[0])
 
     def close(self) -> str:
         """End it; what it has complained of."""
-        _, errors = self._process.communicate(timeout=TIMEOUT_S)
-        assert self._process.returncode == 0, errors[-2000:]
-        return errors
+        try:
+            self._process.communicate(timeout=TIMEOUT_S)
+        finally:
+            self._process.kill()
+        with self._complaints as file:
+            file.seek(0)
+            complaints = file.read().decode()
+        assert self._process.returncode == 0, complaints[-2000:]
+        return complaints
 
     def _read(self) -> str:
         assert self._process.stdout is not None

@@ -90,23 +90,25 @@ def test_a_worker_is_handed_over_with_all_that_it_has_said(make_door: Any, peer:
 
 
 def test_a_greeting_may_come_byte_by_byte(make_door: Any, peer: Any, store_server: TcpStoreServer) -> None:
-    """Each in a packet of its own. As long as it could still be an agent, nobody is disturbed."""
+    """Each in a packet of its own. As long as it could still be an agent, nobody is disturbed; then each byte counts."""
     door = make_door(take_in=store_server.adopt)
-    one = peer(door.server)
+    one, agent = peer(door.server), peer(door.server).greet()
     for byte in wire.GREETING + PING:
         one.send(bytes([byte]))
-        other = peer(door.server).greet()  # a whole conversation later, so that the byte has surely come by itself
-        assert other.ask("read", "")[1] == "snapshot"
+        assert agent.ask("read", "")[1] == "snapshot"  # whatever has come before was looked at by now
     assert flow(one.socket, 4) == PONG
+    one.send(bytes([wire.GETNUMKEYS]))  # a whole request, shorter than the greeting
+    assert flow(one.socket, 8) == wire.I64.pack(0)
 
 
 def test_an_agent_may_take_its_time(make_door: Any, peer: Any) -> None:
     """Its handshake comes byte by byte too, and once it is known not to be a worker the kernel tells of each."""
     door = make_door()
-    slow = peer(door.server)
+    slow, agent = peer(door.server), peer(door.server).greet()
     slow._handshake = ClientHandshake("job", None)
     for byte in make_frame(slow._handshake.hello(), None):
         slow.send(bytes([byte]))
+        assert agent.ask("read", "")[1] == "snapshot"
     welcome = slow.receive()
     assert slow._handshake.answer(welcome) is None
     assert slow.ask("read", "")[1] == "snapshot"

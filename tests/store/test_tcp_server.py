@@ -213,9 +213,13 @@ def test_operation(start: Start, peer: Connect, what: str) -> None:
     one.ping()
 
 
+@pytest.mark.parametrize("turn_s", [tcp_serving.TURN_S, -1.0], ids=["in one turn", "in many"])
 @pytest.mark.parametrize("piece_bytes", [1, 5, MIB])
-def test_requests_in_a_row_are_answered_in_their_order(start: Start, peer: Connect, piece_bytes: int) -> None:
-    """However they are cut, and whether or not somebody reads the answers meanwhile."""
+def test_requests_in_a_row_are_answered_in_their_order(
+    start: Start, peer: Connect, monkeypatch: pytest.MonkeyPatch, piece_bytes: int, turn_s: float
+) -> None:
+    """However they are cut, and whether or not others have their turn meanwhile."""
+    monkeypatch.setattr(tcp_serving, "TURN_S", turn_s)
     for conversation in CONVERSATIONS.values():
         one = peer(start())
         asked, replies = (b"".join(column) for column in zip(*conversation, strict=True))
@@ -778,7 +782,7 @@ def test_a_full_store_cuts_off_who_would_add_to_it_and_one_line_says_so(
     "more",
     [
         request(wire.APPEND, [b"k", b"x" * 900]), request(wire.QUEUE_PUSH, [b"k", b"x" * 900]),
-        request(wire.COMPARE_SET, [b"new", b"", b"x" * 900]), request(wire.MULTI_SET, [b"new", b"x" * 900]),
+        request(wire.COMPARE_SET, [b"new", b"", b"x" * 2000]), request(wire.MULTI_SET, [b"new", b"x" * 2000]),
         b"".join(request(wire.ADD, [b"%d" % number], 1) for number in range(10)),
     ],
     ids=["append", "queue_push", "compare_set", "multi_set", "add"],
@@ -889,27 +893,29 @@ class Turns:
     def ask(self, one: TcpPeer, data: bytes, reply: bytes) -> None:
         """Ask, and take turns until the answer is there."""
         one.socket.sendall(data)
-        one.socket.setblocking(False)
         heard = b""
-        while len(heard) < len(reply):
-            self.loop.turn()
-            with contextlib.suppress(BlockingIOError):
-                heard += one.socket.recv(len(reply) - len(heard))
-        assert heard == reply
-        one.socket.settimeout(20)
+        while heard != reply:
+            ready, _, _ = select.select([self.loop._poll, one.socket], [], [], 10)
+            assert ready, f"nothing happens after {heard!r}"
+            if one.socket in ready:
+                heard += one.socket.recv(len(reply))
+            if self.loop._poll in ready:
+                self.loop.turn()
+            assert reply.startswith(heard)
 
     def welcome(self, one: TcpPeer) -> TcpPeer:
         self.ask(one, wire.GREETING + PING, wire.U32.pack(TOKEN))
         return one
 
     def close(self) -> None:
-        self.loop.close()
+        for listener in self.loop.close():
+            listener.close()
         os.close(self._bell)
 
 
 @pytest.fixture
 def turns() -> Iterator[Turns]:
-    by_hand = Turns(MIB)
+    by_hand = Turns(200_000)
     yield by_hand
     by_hand.close()
 
@@ -919,34 +925,58 @@ def test_one_that_has_gone_and_would_let_itself_go_harms_nobody(turns: Turns, st
     dying, good = (turns.welcome(stranger(turns)) for _ in range(2))
     dying.socket.sendall(request(wire.WAIT, [b"a"]) + request(wire.SET, [b"a", b"1"]) + request(wire.WAIT, [b"b"]))
     dying.reset()
+    turns.loop.turn()
     turns.ask(good, request(wire.GET, [b"a"]), packed(b"1"))
     turns.ask(good, request(wire.SET, [b"b", b"2"]) + PING, wire.U32.pack(TOKEN))
     turns.ask(good, request(wire.GET, [b"b"]), packed(b"2"))
 
 
+@pytest.mark.parametrize("is_first", [False, True])
 def test_one_that_is_let_go_in_the_turn_in_which_it_speaks_is_not_taken_for_gone(
-    turns: Turns, stranger: Connect, monkeypatch: pytest.MonkeyPatch
+    turns: Turns, stranger: Connect, monkeypatch: pytest.MonkeyPatch, is_first: bool
 ) -> None:
-    waiting, good = (turns.welcome(stranger(turns)) for _ in range(2))
+    """Whoever of them the server looks at first, and although the kernel takes nothing for it just then."""
+    pair = [turns.welcome(stranger(turns)) for _ in range(2)]
+    waiting, good = pair if is_first else pair[::-1]
     turns.ask(waiting, request(wire.WAIT, [b"k"]) + PING, wire.U32.pack(TOKEN))
     send = TcpConnection._try_to_send
     full = {waiting.name}
     monkeypatch.setattr(TcpConnection, "_try_to_send", lambda self, data: 0 if self.peer in full else send(self, data))
     good.socket.sendall(request(wire.SET, [b"k", b"v"]))
-    waiting.socket.sendall(request(wire.GET, [b"k"]))
+    waiting.socket.sendall(request(wire.SET, [b"mine", b""]))
+    turns.loop.turn()
     turns.ask(good, PING, wire.U32.pack(TOKEN))
     full.clear()
-    turns.ask(waiting, PING, wire.STOP_WAITING + packed(b"v") + wire.U32.pack(TOKEN))
+    turns.ask(waiting, PING, wire.STOP_WAITING + wire.U32.pack(TOKEN))
+
+
+def test_much_work_for_one_is_done_a_piece_at_a_time(turns: Turns, stranger: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A byte may ask for a long answer, so it is time that counts, and all of it is over here."""
+    monkeypatch.setattr(tcp_serving, "TURN_S", -1.0)
+    greedy, good = (turns.welcome(stranger(turns)) for _ in range(2))
+    answers: list[int] = []
+    say = TcpConnection.say
+
+    def counting(self: TcpConnection, reply: bytes | list[bytes]) -> None:
+        answers.append(self.peer == greedy.name)
+        say(self, reply)
+
+    monkeypatch.setattr(TcpConnection, "say", counting)
+    greedy.socket.sendall(request(wire.LIST_KEYS) * 1000)
+    for number in range(10):
+        turns.ask(good, PING, wire.U32.pack(TOKEN))
+        assert sum(answers) <= 4 * (number + 1)
+    turns.ask(greedy, b"", i64(0) * 1000)
 
 
 @pytest.mark.parametrize(
     "last",
-    [b"", b"\xff", request(wire.ADD, [b"k"], 1), request(wire.SET, [b"more", bytes(800_000)])],
+    [b"", b"\xff", request(wire.ADD, [b"k"], 1), request(wire.SET, [b"more", bytes(150_000)])],
     ids=["complete", "broken", "not a number", "too much"],
 )
 def test_what_was_counted_is_given_back_however_it_ends(turns: Turns, stranger: Connect, last: bytes) -> None:
     good = turns.welcome(stranger(turns))
-    asked = request(wire.SET, [b"k", b"x" * 600_000])
+    asked = request(wire.SET, [b"k", b"x" * 100_000])
     for _ in range(3):
         one = turns.welcome(stranger(turns))
         one.socket.sendall(asked[:-1000])
@@ -955,10 +985,9 @@ def test_what_was_counted_is_given_back_however_it_ends(turns: Turns, stranger: 
         with contextlib.suppress(ConnectionError):
             one.socket.sendall(asked[-1000:] + last)
         one.socket.close()
-        turns.ask(good, PING * 50, wire.U32.pack(TOKEN) * 50)
-        turns.ask(good, request(wire.DELETE_KEY, [b"k"]), i64(1))
         while len(turns.loop._connections) > 1:
             turns.loop.turn()
+        turns.ask(good, request(wire.DELETE_KEY, [b"k"]), i64(1))
         assert turns.loop._kept_bytes == 0
 
 
@@ -1029,20 +1058,21 @@ def test_it_can_be_closed_by_several_threads_at_once(start: Start, peer: Connect
 def test_a_fork_does_not_hold_its_connections_open(start: Start, peer: Connect) -> None:
     server = start()
     one = peer(server)
-    reading, writing = os.pipe()
-    if (child := os.fork()) == 0:
-        os.close(writing)
-        os.read(reading, 1)
-        os._exit(0)
-    try:
-        one.ping()
-        server.close()
-        assert one.is_cut_off()
-        start(port=server.addresses[0][1])
-    finally:
-        os.close(writing)
-        os.close(reading)
-        os.waitpid(child, 0)
+    ours, the_forks = socket.socketpair()
+    with ours, the_forks:
+        if (child := os.fork()) == 0:
+            the_forks.send(b"here")
+            the_forks.recv(1)
+            os._exit(0)
+        try:
+            assert ours.recv(4) == b"here"
+            one.ping()
+            server.close()
+            assert one.is_cut_off()
+            start(port=server.addresses[0][1])
+        finally:
+            ours.send(b".")
+            os.waitpid(child, 0)
 
 
 def test_many_servers_in_one_process_have_nothing_to_do_with_each_other(start: Start, peer: Connect) -> None:
@@ -1050,3 +1080,19 @@ def test_many_servers_in_one_process_have_nothing_to_do_with_each_other(start: S
     for number, one in enumerate(peers):
         one.set(b"k", b"%d" % number)
     assert [one.get(b"k") for one in peers] == [b"%d" % number for number in range(30)]
+
+
+def test_sockets_that_are_given_back_listen_still(start: Start) -> None:
+    """P16: whoever came in between is served by the next server, whose store is another one."""
+    server = start()
+    port = server.addresses[0][1]
+    with contextlib.closing(TcpPeer(port).greet().socket) as old, contextlib.ExitStack() as end:
+        old.sendall(wire.request(wire.SET, [b"/k", b"stale"]))
+        successor = TcpStoreServer(server.end())
+        end.callback(successor.close)
+        assert old.recv(1) == b""
+        early = TcpPeer(port)
+        end.callback(early.socket.close)
+        successor.start()
+        assert successor.addresses == server.addresses
+        assert early.greet().keys() == []

@@ -14,11 +14,12 @@ __all__ = ["Waiters"]
 class Waiters:
     """Waiters by number, in the order in which they came; each waits once."""
 
-    __slots__ = ("_left", "by_key")
+    __slots__ = ("_left", "by_key", "pairs")
 
     def __init__(self) -> None:
         self.by_key: dict[bytes, dict[int, None]] = {}
         self._left: dict[int, set[bytes]] = {}
+        self.pairs = 0  # of a waiter and a key: what all this takes in memory
 
     def __len__(self) -> int:
         return len(self._left)
@@ -27,11 +28,14 @@ class Waiters:
         """Let `who` wait for `keys`, instead of what it waited for before."""
         self.forget(who)
         left = self._left[who] = set(keys)
+        self.pairs += len(left)
         for key in left:
             self.by_key.setdefault(key, {})[who] = None
 
     def forget(self, who: int) -> None:
-        for key in self._left.pop(who, ()):
+        left = self._left.pop(who, ())
+        self.pairs -= len(left)
+        for key in left:
             waiting = self.by_key[key]
             del waiting[who]
             if not waiting:
@@ -42,19 +46,21 @@ class Waiters:
         return [who for who in self.by_key.pop(key, ()) if self._is_free(who, key)]
 
     def pushed(self, key: bytes) -> list[int]:
-        """The same for one more value in a queue, which only the first who waits for it is told of."""
-        waiting = self.by_key.get(key)
-        if not waiting:
-            return []
-        first = next(iter(waiting))
-        del waiting[first]
-        if not waiting:
-            del self.by_key[key]
-        return [first] if self._is_free(first, key) else []
+        """The same for one more value in a queue: the first for whom it was the last that was missing, and nobody behind it."""
+        waiting = self.by_key.pop(key, {})
+        while waiting:
+            who = next(iter(waiting))
+            del waiting[who]
+            if self._is_free(who, key):
+                if waiting:
+                    self.by_key[key] = waiting
+                return [who]
+        return []
 
     def _is_free(self, who: int, key: bytes) -> bool:
         left = self._left[who]
         left.discard(key)
+        self.pairs -= 1
         if left:
             return False
         del self._left[who]

@@ -1,9 +1,9 @@
 """A signal must end a call that blocks, also when it comes at a bad moment.
 
-The interpreter notes a signal when it comes, and runs the handler when the main thread is back in Python. A call that blocks in the
-kernel comes back for that only if the signal interrupts it; a signal that was there a moment before, or that the kernel gave to
-another thread, does not, and the handler waits for as long as the call does. So a thread looks whether a signal that has come is
-handled soon, and sends it to the main thread again if not.
+The interpreter notes a signal when it comes, and runs the handler when the main thread is back in Python. A call that blocks in
+the kernel comes back for that only if the signal interrupts it; a signal that was there a moment before, or that the kernel gave
+to another thread, does not, and the handler waits for as long as the call does. So a thread looks whether a signal that has come
+is handled soon, and sends it to the main thread again if not.
 """
 
 from __future__ import annotations

@@ -57,6 +57,7 @@ class DynamicRendezvous(CoordinatedHandler):
         self._seated: news.Seated | None = None
         self._is_over = False  # the generation in which we sat
         self._is_done = False  # our workers of it have all succeeded
+        self._is_departing = False  # we were asked to go
         self._closed: job.Closed | None = None
         self._lost: Exception | None = None
         self._sessions = 0
@@ -111,7 +112,7 @@ class DynamicRendezvous(CoordinatedHandler):
         driver = self._start()
         if not self._has_asked:
             self._has_asked, self._seated = True, None
-            self._worker_store.close()
+            self._worker_store.end_generation()
             driver.ready(self._hold_port)
         while (word := driver.take()) is not None:
             info = self._hear_while_waiting(driver, word)
@@ -162,6 +163,7 @@ class DynamicRendezvous(CoordinatedHandler):
         self._tell(Participant.done)
 
     def depart(self, why: str) -> None:
+        self._is_departing = True
         if self._driver is None:
             return
         if self._place.is_host:
@@ -174,6 +176,8 @@ class DynamicRendezvous(CoordinatedHandler):
         driver, self._driver = self._driver, None
         if driver is None:
             return
+        if self._is_done and self._worker_store.is_serving and not (failure or self._is_departing):
+            self._stay_for_workers(driver)
         if self._closed is None:
             self._say_how_it_ends(driver, failure)
         self._close_store()
@@ -183,8 +187,21 @@ class DynamicRendezvous(CoordinatedHandler):
             report.warn(f"the coordination store did not answer within {patience_s:g} s; leaving without a word")
         stays_for_others = self._closed is None and self._is_done
         self._place.close(float("inf") if stays_for_others else self._settings.close_timeout_s)
-        self._worker_store.shut()
+        self._worker_store.close()
         driver.close()
+
+    def _stay_for_workers(self, driver: Driver) -> None:
+        """We are done, but the workers' store is here: stay until the job has ended, or goes on in a generation without us."""
+        if self._closed is None:
+            report.info("staying for the workers of other nodes, whose store is here")
+        while self._closed is None:
+            match driver.take():
+                case news.Ended(closed):
+                    self._closed = closed
+                case news.Stop() | news.Refused() | Fenced() | Lost():
+                    return
+                case None:
+                    wait_readable([driver.fileno()], None)
 
     def _say_how_it_ends(self, driver: Driver, failure: str) -> None:
         """A failure of ours ends the job. The end of the host ends it too, unless that is done and stays for the others."""
@@ -228,7 +245,7 @@ class DynamicRendezvous(CoordinatedHandler):
             f"generation {generation.number}: this node is {seat.group_rank} of {seat.group_world_size},"
             f" {seat.world_size} workers in all; {generation.why}"
         )
-        self._open_or_close_worker_store(seat.group_rank)
+        self._worker_store.serve_if(seat.group_rank == 0)
         where = RendezvousStoreInfo(generation.master_addr, generation.master_port)
         self._close_store()
         self._store = SharedStore(self._place.new_connection, f"{job.DATA}{generation.number}.{generation.attempt}/")
@@ -237,12 +254,6 @@ class DynamicRendezvous(CoordinatedHandler):
     def _hold_port(self) -> int:
         """In the driver's thread, when it is known by which address the others reach us."""
         return self._worker_store.hold(self._address)
-
-    def _open_or_close_worker_store(self, group_rank: int) -> None:
-        if group_rank == 0:
-            self._worker_store.serve()
-        else:
-            self._worker_store.close()
 
     def _close_store(self) -> None:
         """That of an older generation, or at the end; it has a connection only if somebody has used it."""

@@ -43,7 +43,7 @@ class LocalRendezvous(WakingHandler):
     def next_rendezvous(self) -> RendezvousInfo:
         if self._closed:
             raise RendezvousClosedError(f"the rendezvous of run {self._run_id!r} is closed: the job has ended")
-        self._worker_store.close()
+        self._worker_store.end_generation()
         where = RendezvousStoreInfo(self._master_addr, self._worker_store.hold(self._master_addr))
         self._worker_store.serve()
         return RendezvousInfo(HashStore(), 0, 1, where)

@@ -118,8 +118,9 @@ class MeetingPlace:
 
     def _try_to_host(self) -> None:
         try:
+            may_be_everywhere = self._secret is not None and self._take_in_worker is None  # workers prove nothing
             listeners = open_listeners(
-                self.endpoint.host, self.endpoint.port, is_host=self._settings.is_host, wildcard_allowed=self._secret is not None
+                self.endpoint.host, self.endpoint.port, is_host=self._settings.is_host, wildcard_allowed=may_be_everywhere
             )
         except OSError as error:
             if self._settings.is_host:

@@ -96,9 +96,12 @@ def parse_setting(key: str, value: object, source: str) -> Any:
     return _convert(_known(key, source), value, source)
 
 
-def describe(settings: Settings) -> str:
-    """One line for the start of a job: every setting that has an effect, and where it came from unless that is its default."""
-    return ", ".join(_phrases(settings))
+def describe(settings: Settings, but: str = "") -> str:
+    """One line for the start of a job: every setting that has an effect, and where it came from unless that is its default.
+
+    `but` names one that has none in this job.
+    """
+    return ", ".join(_phrases(settings, but))
 
 
 def agreed(
@@ -136,10 +139,10 @@ def check_node_unit(settings: Settings, min_nodes: int, max_nodes: int) -> None:
         )
 
 
-def _phrases(settings: Settings) -> Iterator[str]:
+def _phrases(settings: Settings, but: str) -> Iterator[str]:
     for setting in SETTINGS:
         value = getattr(settings, setting.field, None)
-        if value is None or value == ():
+        if value is None or value == () or setting.key == but:
             continue
         source = settings.source(setting.key)
         yield f"{setting.key} {shown(setting.kind, value)}" + (f" ({source})" if source != DEFAULT else "")

@@ -60,7 +60,7 @@ class StaticTCPRendezvous(WakingHandler):
     def next_rendezvous(self) -> RendezvousInfo:
         store = HashStore()
         store.set_timeout(self.timeout_s)
-        self._worker_store.close()
+        self._worker_store.end_generation()
         where = RendezvousStoreInfo(self.master_addr, self._worker_store.hold(self.master_addr, self.master_port))
         self._worker_store.serve()
         return RendezvousInfo(store, self.rank, self.world_size, where)
@@ -103,7 +103,10 @@ def create_rdzv_handler(params: RendezvousParameters) -> RendezvousHandler:
     if timeout_s is None:
         timeout_s = defaults.RDZV_TIMEOUT_S
     if params.max_nodes == 1:
-        worker_store = WorkerStore(read_worker_store_settings(params.config, os.environ))
+        settings = read_worker_store_settings(params.config, os.environ)
+        if any(settings.ports):
+            raise UsageError("static rendezvous: the workers' store is at the master port; leave --worker-store-port out")
+        worker_store = WorkerStore(settings)
         return StaticTCPRendezvous(address, port, rank, 1, params.run_id, timeout_s, worker_store=worker_store)
     _check(rank, params.max_nodes, timeout_s)
     from rallypoint.rendezvous import static_nodes

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import select
 import threading
+import time
 from collections import deque
 
 from rallypoint import defaults, report
@@ -19,7 +20,7 @@ from rallypoint.rendezvous.handler import RendezvousHandler, RendezvousParameter
 from rallypoint.rendezvous.meeting_place import Endpoint, MeetingPlace
 from rallypoint.rendezvous.secret import load_secret
 from rallypoint.rendezvous.settings import Settings, check_node_unit, describe, read_settings
-from rallypoint.rendezvous.worker_store import WorkerStore, WorkerStoreSettings, settings_for_worker_store
+from rallypoint.rendezvous.worker_store import WorkerStore, WorkerStoreSettings
 from rallypoint.store.tcp_server import TcpStoreServer
 
 TYPE_CHECKING = False
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["SharedDoor", "create_handler"]
 
 MOST_WAITING = 16_384
+LONGEST_WAIT_S = 60.0  # workers are started when there is a generation, so rank 0 has its seat soon
 
 
 class SharedDoor(WorkerStore):
@@ -43,8 +45,8 @@ class SharedDoor(WorkerStore):
         self._endpoint = endpoint
         self._limit_bytes = settings.limit_bytes
         self._lock = threading.Lock()
-        self._waiting: deque[tuple[socket.socket, str]] = deque()
-        self._is_shut = False
+        self._waiting: deque[tuple[socket.socket, str, float]] = deque()  # with the time when it came
+        self._is_closed = False
 
     def address_for(self, own_address: str) -> str:
         return self._endpoint.host
@@ -58,7 +60,7 @@ class SharedDoor(WorkerStore):
         with self._lock:
             self._server = server
             while self._waiting:
-                sock, peer = self._waiting.popleft()
+                sock, peer, _ = self._waiting.popleft()
                 if _has_gone(sock):  # a worker of the last generation, or whoever: what it has said is not for this store
                     sock.close()
                 else:
@@ -66,25 +68,27 @@ class SharedDoor(WorkerStore):
 
     def take_in(self, sock: socket.socket, peer: str) -> None:
         """A worker has come; called by the thread that serves the agents."""
+        now = time.monotonic()
         with self._lock:
+            while self._waiting and self._waiting[0][2] < now - LONGEST_WAIT_S:
+                self._waiting.popleft()[0].close()
             if self._server is not None:
                 self._server.adopt(sock, peer)
-            elif len(self._waiting) < MOST_WAITING and not self._is_shut:
-                self._waiting.append((sock, peer))
+            elif len(self._waiting) < MOST_WAITING and not self._is_closed:
+                self._waiting.append((sock, peer, now))
             else:
                 sock.close()
 
-    def close(self) -> None:
+    def end_generation(self) -> None:
         with self._lock:
             server, self._server = self._server, None
         if server is not None:
             server.close()
 
-    def shut(self) -> None:
-        """The job is over: there will be no other store."""
-        self.close()
+    def close(self) -> None:
+        self.end_generation()
         with self._lock:
-            self._is_shut = True
+            self._is_closed = True
             while self._waiting:
                 self._waiting.popleft()[0].close()
 
@@ -98,15 +102,17 @@ def _has_gone(sock: socket.socket) -> bool:
 
 def create_handler(params: RendezvousParameters, endpoint: Endpoint, rank: int, timeout_s: int) -> RendezvousHandler:
     """The handler for node `rank`; the others wait `timeout_s` for whoever is missing."""
+    if endpoint.port == 0:
+        raise UsageError("--master-port is 0: nodes that are to meet need a port that all of them know")
     settings = _settings(params, rank, timeout_s)
     check_node_unit(settings, params.max_nodes, params.max_nodes)
-    door = SharedDoor(settings_for_worker_store(settings, os.environ), endpoint)
-    if not door.is_agents or settings.worker_store_port != defaults.WORKER_STORE_PORTS:
+    if settings.worker_store == defaults.WORKER_STORE_RANK0 or settings.worker_store_port != defaults.WORKER_STORE_PORTS:
         raise UsageError(
             f"static rendezvous of {params.max_nodes} nodes: agents and workers meet at the master port, so that"
             " --worker-store and --worker-store-port have no meaning; leave them out, or use --rdzv-backend c10d"
         )
-    report.info(f"static rendezvous of {params.max_nodes} nodes at {endpoint}: {describe(settings)}")
+    door = SharedDoor(WorkerStoreSettings(limit_bytes=settings.worker_store_memory), endpoint)
+    report.info(f"static rendezvous of {params.max_nodes} nodes at {endpoint}: {describe(settings, but='worker_store_port')}")
     secret = load_secret(settings, os.environ)
     place = MeetingPlace(endpoint, params.run_id, params.max_nodes, secret, settings, door.take_in)
     fixed = RendezvousParameters(

@@ -35,11 +35,12 @@ class WorkerStoreSettings(Value):
 
 
 class WorkerStore:
-    """The stores of one node, one after the other: `hold` a port, `serve` it if this node has rank 0, `close`."""
+    """The stores of one node, one after the other: `hold` a port, `serve` or `release` it, `end_generation`; at last `close`."""
 
     def __init__(self, settings: WorkerStoreSettings) -> None:
         self._settings = settings
         self._held: list[_socket.socket] = []
+        self._is_fixed = False  # a port that is the only one is held from one generation to the next
         self._server: TcpStoreServer | None = None
 
     @property
@@ -47,27 +48,32 @@ class WorkerStore:
         """Whether workers find an agent's store at the master address, and must not open one there."""
         return self._settings.by == defaults.WORKER_STORE
 
+    @property
+    def is_serving(self) -> bool:
+        return self._server is not None
+
     def address_for(self, own_address: str) -> str:
         """Which address the workers are told."""
         return own_address
 
     def hold(self, address: str, port: int | None = None) -> int:
-        """Bind a port of `address`, the one that is given or one of the settings, and give it; the same until `close`."""
+        """Bind a port of `address`, the one that is given or one of the settings, and give it; the same until it is let go."""
         if port and not self.is_agents:
             return port
+        ports = self._settings.ports if port is None else (port,)
         if not self._held:
-            self._held = self._bind(address, self._settings.ports if port is None else (port,))
-        _, port = address_of(self._held[0])
+            self._held, self._is_fixed = self._bind(address, ports), len(ports) == 1 and ports[0] > 0
+        _, held_port = address_of(self._held[0])
         if not self.is_agents:
-            self.close()  # for the worker of rank 0, which has to bind it anew
-        return port
+            self.release()  # for the worker of rank 0, which has to bind it anew
+        return held_port
 
     def _bind(self, address: str, ports: Sequence[int]) -> list[_socket.socket]:
         try:
             return hold_port(address, ports)
         except OSError as error:
             raise RendezvousError(
-                f"the workers' store cannot be opened at {address} port {_written(ports)}: {error.strerror or error};"
+                f"the workers' store cannot be opened at {address}, {_written(ports)}: {error.strerror or error};"
                 " --local-addr names another address, --master-port (static) or --worker-store-port another port, and"
                 " --worker-store rank0 leaves it to the worker of rank 0"
             ) from error
@@ -79,18 +85,31 @@ class WorkerStore:
             self._held = []
             self._server.start()
 
-    def close(self) -> None:
-        """The generation is over, or another node serves: let the port go, and the store, if there was one."""
-        server, self._server = self._server, None
+    def serve_if(self, is_first: bool) -> None:
+        """In a job of several nodes, only the first serves."""
+        if is_first:
+            self.serve()
+        else:
+            self.release()
+
+    def release(self) -> None:
+        """Another serves: let the port go."""
         held, self._held = self._held, []
-        if server is not None:
-            server.close()
         for sock in held:
             sock.close()
 
-    def shut(self) -> None:
-        """The job is over for this node: there will be no other store here."""
-        self.close()
+    def end_generation(self) -> None:
+        """Its store is not needed any more."""
+        server, self._server = self._server, None
+        if server is not None:
+            self._held = server.end()
+        if not self._is_fixed:
+            self.release()
+
+    def close(self) -> None:
+        """There will be no other store here."""
+        self.end_generation()
+        self.release()
 
 
 def read_worker_store_settings(config: Mapping[str, Any], environ: Mapping[str, str]) -> WorkerStoreSettings:
@@ -116,4 +135,6 @@ def _by_default(environ: Mapping[str, str]) -> str:
 
 
 def _written(ports: Sequence[int]) -> str:
-    return f"{ports[0]}-{ports[-1]}" if len(ports) > 1 else str(ports[0])
+    if not any(ports):
+        return "any port"
+    return f"ports {ports[0]} to {ports[-1]}" if len(ports) > 1 else f"port {ports[0]}"

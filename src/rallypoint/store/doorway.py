@@ -55,8 +55,12 @@ class Doorway:
             for fd in self._listeners:
                 self._poll.unregister(fd)
 
+    @property
+    def listeners(self) -> list[socket.socket]:
+        return list(self._listeners.values())
+
     def close(self) -> None:
-        for listener in self._listeners.values():
+        for listener in self.listeners:
             listener.close()
 
     def _open(self) -> None:

@@ -137,8 +137,8 @@ def _bind_wildcard(host: str, port: int, allowed: bool) -> list[_socket.socket]:
     if not allowed:
         raise OSError(
             errno.EADDRNOTAVAIL,
-            f"this node is to host the store, but {host} is no address of this machine, and without a secret the store does not "
-            "listen on all of them; name a local address, or give the job a secret",
+            f"this node is to host the store, but {host} is no address of this machine, and without a secret, or with workers at"
+            " the same port (static), the store does not listen on all of them; name a local address, or use c10d and a secret",
         )
     return _bind_all([(int(_socket.AF_INET), ("0.0.0.0", port)), (int(_socket.AF_INET6), ("::", port, 0, 0))])
 

@@ -143,6 +143,11 @@ class RequestReader:
         read_bytes = self._read_bytes if self._operation != NONE else 0
         return read_bytes + len(self._data) - self._place + len(self._more)
 
+    @property
+    def has_more(self) -> bool:
+        """Whether something has come that was not looked at yet, because whoever took the `requests` has stopped."""
+        return self._place < len(self._data) and not self.wanted_bytes
+
     def feed(self, data: bytes) -> None:
         if not self.wanted_bytes:
             self._data, self._place = data, 0

@@ -27,6 +27,7 @@ __all__ = ["TcpStoreServer"]
 MOST_FILES = 65_536
 SPARE_FILES = 256  # for all else that this process does
 LEAST_CONNECTIONS = 64
+UNREAD_MS = 120_000  # a worker may be stopped, in a debugger say, with an answer half taken; agents notice a dead machine sooner
 
 
 class TcpStoreServer:
@@ -34,7 +35,7 @@ class TcpStoreServer:
 
     def __init__(self, sockets: Sequence[_socket.socket], limit_bytes: int = defaults.WORKER_STORE_BYTES) -> None:
         self.addresses = [address_of(sock) for sock in sockets]
-        self._sockets = sockets
+        self._sockets = list(sockets)
         self._limit_bytes = limit_bytes
         self._newcomers: deque[tuple[socket.socket, str]] = deque()
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -57,8 +58,8 @@ class TcpStoreServer:
                 return
         sock.close()
 
-    def close(self) -> None:
-        """End the server and its connections; what it kept is gone."""
+    def end(self) -> list[_socket.socket]:
+        """End the server and its connections; what it kept is gone. Gives the sockets back, at which somebody may wait again."""
         with self._lock:
             self._is_ending = True
             if not self._is_closed:
@@ -67,6 +68,13 @@ class TcpStoreServer:
             self._let_go()
         elif self._thread is not threading.current_thread():
             self._thread.join()
+        sockets, self._sockets = self._sockets, []
+        return sockets
+
+    def close(self) -> None:
+        """The same, and nobody listens any more."""
+        for sock in self.end():
+            sock.close()
 
     # --- the thread --------------------------------------------------------------------------------------------------------
 
@@ -74,7 +82,8 @@ class TcpStoreServer:
         try:
             self._wait_for_somebody()
             if not self._is_ending:
-                self._loop = self._make_loop()
+                with _importing:
+                    self._loop = self._make_loop()
                 self._serve(self._loop)
         finally:
             self._let_go()
@@ -91,9 +100,10 @@ class TcpStoreServer:
         from rallypoint import file_limit
         from rallypoint.store.tcp_serving import TcpServingLoop
 
-        listeners, self._sockets = [socket.socket(fileno=sock.detach()) for sock in self._sockets], ()
+        listeners, self._sockets = [socket.socket(fileno=sock.detach()) for sock in self._sockets], []
         for listener in listeners:
             listener.setblocking(False)
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNREAD_MS)
         most_connections = max(LEAST_CONNECTIONS, file_limit.as_many_as_allowed(MOST_FILES) - SPARE_FILES)
         return TcpServingLoop(listeners, self._bell, self._newcomers, self._limit_bytes, most_connections)
 
@@ -102,13 +112,11 @@ class TcpStoreServer:
             while not self._is_ending:
                 loop.turn()
         finally:
-            loop.close()
+            self._sockets = list(loop.close())
 
     def _let_go(self) -> None:
-        """Close what is still ours; twice is once."""
+        """Close all but the listeners; twice is once."""
         _open_servers.pop(id(self), None)
-        for sock in self._sockets:
-            sock.close()
         with self._lock:
             self._is_ending = True
             while self._newcomers:
@@ -120,12 +128,13 @@ class TcpStoreServer:
     def _let_go_in_child(self) -> None:
         """In a fork, which has no thread of ours: close the copies, or peers would never see the server end."""
         self._lock = threading.Lock()  # the old one may have been held by a thread that is not here
-        if self._loop is not None:
-            self._loop.close()
+        for sock in self._sockets if self._loop is None else self._loop.close():
+            sock.close()
         self._let_go()
 
 
 _open_servers: dict[int, TcpStoreServer] = {}
+_importing = threading.Lock()  # a fork in the middle of it would have the locks of modules that nobody there ever frees
 
 
 def _let_go_in_child() -> None:
@@ -133,4 +142,5 @@ def _let_go_in_child() -> None:
         server._let_go_in_child()
 
 
+os.register_at_fork(before=_importing.acquire, after_in_parent=_importing.release, after_in_child=_importing.release)
 os.register_at_fork(after_in_child=_let_go_in_child)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from rallypoint.core.values import Values
+from rallypoint.core.values import StoreFull, Values
 from rallypoint.core.waiters import Waiters
 from rallypoint.store import tcp_protocol as wire
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["TcpService"]
 
 NOTHING = b""
+WAIT_BYTES = 400  # what it takes that one waits for one key, roughly
 JOINED_BYTES = 64 * 1024  # what is copied without a thought
 _pack_i64, _pack_u64 = wire.I64.pack, wire.U64.pack
 
@@ -127,8 +128,14 @@ class TcpService:
         missing = self._values.missing(strings)
         if not missing:
             return wire.STOP_WAITING
-        self._waiters.add(who, missing)
+        self._let_wait(who, missing)
         return NOTHING
+
+    def _let_wait(self, who: int, keys: list[bytes]) -> None:
+        limit_bytes = self._values.limit_bytes
+        if self._values.held_bytes + (self._waiters.pairs + len(keys)) * WAIT_BYTES > limit_bytes:
+            raise StoreFull(limit_bytes)
+        self._waiters.add(who, keys)
 
     def _cancel_wait(self, who: int, strings: list[bytes], _: int) -> Reply:
         self._waiters.forget(who)
@@ -138,7 +145,7 @@ class TcpService:
         """The key counts who has come; only the last one's coming is told."""
         (key,) = strings
         if self._values.add(key, 1) < world_size:
-            self._waiters.add(who, strings)
+            self._let_wait(who, strings)
             return NOTHING
         self._release(self._waiters.changed(key))
         return wire.STOP_WAITING

@@ -25,6 +25,7 @@ __all__ = ["TcpServingLoop"]
 
 GREETING_S = 30.0  # a worker greets at once, but its machine may be busy
 EVENTS_PER_TURN = 256
+TURN_S = 0.005  # for the requests of one connection, before the others have their turn
 IN, OUT = select.EPOLLIN, select.EPOLLOUT
 
 
@@ -47,6 +48,7 @@ class TcpServingLoop:
         self._strangers: dict[int, TcpConnection] = {}  # who has not greeted yet, in the order in which they came
         self._kept_bytes = 0  # of requests that are not complete, of all connections
         self._refusals = Refusals()
+        self._has_chores = False  # whether there may be something to do that nothing wakes us for
         self._bell = bell
         self._newcomers = newcomers
         self._poll = select.epoll()
@@ -55,25 +57,25 @@ class TcpServingLoop:
 
     def turn(self) -> None:
         """Wait until there is something to do, and do it."""
-        ready = self._poll.poll(self._patience_s(), EVENTS_PER_TURN)
+        ready = self._poll.poll(self._patience_s() if self._has_chores else None, EVENTS_PER_TURN)
         now = time.monotonic()
-        for fd, events in ready:
+        for fd, _ in ready:
             one = self._connections.get(fd)
             if one is None:
                 self._welcome(fd, now)
-            elif events & OUT or one.outbox:  # or it has gone, or was told something since this turn began
+            elif one.events == OUT:  # perhaps only since this turn began
                 self._go_on(one)
             else:
                 self._hear(one)
-        if self._strangers or self._doorway.opens_at is not None or self._refusals.due_at is not None:
+        if self._has_chores:
             self._look_after(now)
 
-    def close(self) -> None:
-        """End all connections; the loop must not run any more."""
+    def close(self) -> list[socket.socket]:
+        """End all connections, and give the listeners back; the loop must not run any more."""
         for one in self._connections.values():
             one.sock.close()
-        self._doorway.close()
         self._poll.close()
+        return self._doorway.listeners
 
     # --- one connection ----------------------------------------------------------------------------------------------------
 
@@ -85,19 +87,28 @@ class TcpServingLoop:
             self._end(one)
 
     def _serve(self, one: TcpConnection) -> None:
-        """Do what is asked, as far as it has come and earlier answers are taken."""
-        fd, operations = one.fd, self._service.operations
+        """Do what is asked, as far as it has come and earlier answers are taken; the rest next time, if it takes long."""
+        fd, operations, until = one.fd, self._service.operations, time.monotonic() + TURN_S
         try:
             for operation, strings, number in one.reader.requests():
                 if not one.is_greeted or operation == wire.VALIDATE:
                     self._greet(one, operation, number)
-                elif reply := operations[operation](fd, strings, number):
+                    continue
+                reply = operations[operation](fd, strings, number)
+                if reply:
                     one.say(reply)
-                    if one.outbox:
-                        self._watch(one)
-                        break
+                elif operation != wire.APPEND:  # which copies the whole value; all else that is not answered takes no time
+                    continue
+                if one.outbox or (time.monotonic() > until and one.reader.has_more):
+                    self._watch(one)
+                    break
         except (wire.ProtocolError, NotANumber, StoreFull) as broken:
             self._end(one, str(broken))
+            return
+        except PeerGone:
+            raise
+        except Exception as mistake:  # ours, which the words of one peer bring out: it must not end the store for all
+            self._end(one, f"of an internal mistake, {mistake!r}")
             return
         if one.reader.wanted_bytes or one.kept_bytes:
             self._account(one)
@@ -133,8 +144,8 @@ class TcpServingLoop:
             self._watch(one)
 
     def _watch(self, one: TcpConnection) -> None:
-        """Poll for what is needed of it next."""
-        events = OUT if one.outbox else IN
+        """Poll for what is needed of it next; one that has had its turn comes again at once, if it could be told something."""
+        events = OUT if one.outbox or one.reader.has_more else IN
         if events != one.events:
             self._poll.modify(one.fd, events)
             one.events = events
@@ -149,6 +160,7 @@ class TcpServingLoop:
     # --- coming and going --------------------------------------------------------------------------------------------------
 
     def _welcome(self, fd: int, now: float) -> None:
+        self._has_chores = True
         if fd in self._doorway:
             for sock, peer in self._doorway.accept(fd, now):
                 self._admit(sock, peer, now)
@@ -176,6 +188,7 @@ class TcpServingLoop:
         one.sock.close()
         if reason:
             self._refusals.add(one.peer, reason)
+            self._has_chores = True
 
     def _look_after(self, now: float) -> None:
         while self._strangers:
@@ -185,6 +198,7 @@ class TcpServingLoop:
             self._end(oldest, f"it did not say a word of the protocol within {GREETING_S:g} s")
         self._doorway.open_if_due(now)
         self._refusals.tell(now)
+        self._has_chores = self._patience_s() is not None
 
     def _patience_s(self) -> float | None:
         """How long there is nothing to do, unless something comes."""

@@ -49,9 +49,9 @@ class Failure(NamedTuple):
 
 
 class Difference(NamedTuple):
-    """What torch's client, or torch's server, makes of a step on purpose of ours, and why ours does not."""
+    """What torch's makes of a step, and why ours does not do the same on purpose."""
 
-    side: str
+    side: str  # which of the two ends makes it: the client or the server
     torchs: object
     why: str
 
@@ -81,9 +81,9 @@ def in_words(expected: object) -> str:
 class Run:
     """One of the four ways: clients of one kind at the server of one kind. `records` has name, outcome and expectation."""
 
-    def __init__(self, client: str, server: str, port: int, differences: Mapping[str, Difference]) -> None:
+    def __init__(self, client: str, server: str, port: Callable[[], int], differences: Mapping[str, Difference]) -> None:
         self.store_class = store_class(client)
-        self.port = port
+        self.port = port()  # the server may start while the client is loaded
         self.records: dict[str, tuple[str, str]] = {}
         self._kinds = {"client": client, "server": server}
         self._differences = differences

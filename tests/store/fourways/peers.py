@@ -42,11 +42,12 @@ class Peer:
         return heard.removesuffix(PONG) if heard.endswith(PONG) else heard + b" and then the end"
 
     def is_cut_off(self, within_s: float = TIMEOUT_S) -> bool:
-        """Whether the server closes it, without another word."""
-        try:
-            return bool(select.select([self._socket], [], [], within_s)[0]) and not self._socket.recv(1)
-        except ConnectionError:
-            return True
+        """Whether the server closes it, without another word; of no use afterwards."""
+        with self._socket as sock:
+            try:
+                return bool(select.select([sock], [], [], within_s)[0]) and not sock.recv(1)
+            except ConnectionError:
+                return True
 
     def leave(self) -> None:
         """With all that is proper; back when the server has seen it."""
