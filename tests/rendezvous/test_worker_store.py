@@ -221,7 +221,8 @@ def test_p13_a_busy_port_is_refused_by_name(make: Any) -> None:
     ("address", "told"), [(NOT_OURS, f"{NOT_OURS} is no address of this machine"), ("no-such-host.invalid", "[Nn]ame")]
 )
 def test_an_address_that_is_not_ours_is_refused_by_name(make: Any, address: str, told: str) -> None:
-    with pytest.raises(RendezvousError, match=f"the workers' store cannot be opened at {address}, any port: .*{told}.*--local-addr"):
+    complaint = f"the workers' store cannot be opened at {address}, any port: .*{told}.*--local-addr"
+    with pytest.raises(RendezvousError, match=complaint):
         make().hold(address)
 
 

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 from tests.store.tcp_peers import TOKEN, ServerApart, TcpPeer
 
+from rallypoint.core.values import Values
 from rallypoint.store import doorway, tcp_server, tcp_serving
 from rallypoint.store import tcp_protocol as wire
 from rallypoint.store.doorway import Doorway
@@ -1096,3 +1097,27 @@ def test_sockets_that_are_given_back_listen_still(start: Start) -> None:
         successor.start()
         assert successor.addresses == server.addresses
         assert early.greet().keys() == []
+
+
+def test_who_waits_for_very_much_is_counted(start: Start, peer: Connect) -> None:
+    """What is waited for takes memory too, as much as what is kept."""
+    server = start(limit_bytes=1 << 20)
+    greedy, modest = peer(server), peer(server)
+    greedy.socket.sendall(wire.request(wire.WAIT, [b"/%d" % number for number in range(10_000)]))
+    assert greedy.is_cut_off()
+    modest.set(b"/k", b"v")
+    assert modest.get(b"/k") == b"v"
+
+
+def test_a_mistake_of_ours_ends_one_connection_and_not_the_store(
+    start: Start, peer: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(values: object, key: bytes, amount: int) -> int:
+        raise ZeroDivisionError(key)
+
+    monkeypatch.setattr(Values, "add", fail)
+    server = start()
+    unlucky, other = peer(server), peer(server)
+    unlucky.socket.sendall(wire.request(wire.ADD, [b"/c"], 1))
+    assert unlucky.is_cut_off()
+    other.ping()

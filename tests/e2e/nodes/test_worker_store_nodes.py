@@ -180,6 +180,18 @@ def test_rank_0_stays_for_the_others(job: Any, first: int, wait_until: Any, aliv
 # --- what is refused -------------------------------------------------------------------------------------------------------
 
 
+def test_rank_0_stays_for_the_others_where_it_is_not_the_host(job: Any):
+    """Its workers have ended, and the exit barrier's time is over; those of the other node still have their store."""
+    host, first = meet(job, "--exit-barrier-timeout", "0.1", first=1)
+    worlds([host, first], 2)
+    job.finish(0)
+    first.wait_for_line("staying for the workers of other nodes")
+    job.order(1, CONNECT + "store.set('late', 'yes')\nos.write(1, b'LATE ' + store.get('late') + b'\\n')")
+    host.wait_for_line("LATE yes")
+    job.finish()
+    assert [first.wait(), host.wait()] == [0, 0]
+
+
 def test_an_address_of_another_machine_is_refused_by_name(job: Any):
     """Before any worker is started, and without harm to the job."""
     host = job.start_host("--local-addr", HERE, nnodes="1:2", workers=1, host=HERE)
