@@ -52,9 +52,12 @@ class Values:
         return [key for key in keys if key not in values and key not in queues]
 
     def set(self, key: bytes, value: bytes) -> None:
-        before = self.values.get(key)
-        self._take(len(value) + (ITEM_OVERHEAD_BYTES + len(key) if before is None else -len(before)))
-        self.values[key] = value
+        values = self.values
+        before = values.get(key)
+        more_bytes = len(value) + (ITEM_OVERHEAD_BYTES + len(key) if before is None else -len(before))
+        if more_bytes:
+            self._take(more_bytes)
+        values[key] = value
 
     def append(self, key: bytes, more: bytes) -> None:
         self.set(key, self.values.get(key, b"") + more)

@@ -28,7 +28,7 @@ _pack_i64, _pack_u64 = wire.I64.pack, wire.U64.pack
 class TcpService:
     """One store for any number of connections. `tell` says something to one of them that is not the one being served.
 
-    NotANumber and StoreFull end the connection whose request caused them.
+    NotANumber, StoreFull and ProtocolError end the connection whose request caused them.
     """
 
     def __init__(self, values: Values, tell: Callable[[int, bytes], None]) -> None:
@@ -38,6 +38,7 @@ class TcpService:
         self._tell = tell
         # From the operation to what does it. Each takes the connection, the byte strings and the number of the request.
         self.operations: dict[int, Operation] = {
+            wire.VALIDATE: self._refuse_greeting,
             wire.SET: self._set,
             wire.COMPARE_SET: self._compare_set,
             wire.GET: self._get,
@@ -149,6 +150,9 @@ class TcpService:
             return NOTHING
         self._release(self._waiters.changed(key))
         return wire.STOP_WAITING
+
+    def _refuse_greeting(self, who: int, strings: list[bytes], _: int) -> Reply:
+        raise wire.ProtocolError("it greeted twice")
 
     def _ping(self, who: int, strings: list[bytes], number: int) -> Reply:
         return wire.U32.pack(number)

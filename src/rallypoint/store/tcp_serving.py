@@ -12,7 +12,7 @@ import select
 import socket
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from rallypoint.core.values import NotANumber, StoreFull, Values
 from rallypoint.store import tcp_protocol as wire
@@ -99,10 +99,10 @@ class TcpServingLoop:
         """Do what is asked, as far as it has come and earlier answers are taken; the rest next time, if it takes long."""
         fd, operations, until = one.fd, self._service.operations, time.monotonic() + TURN_S
         try:
-            for operation, strings, number in one.reader.requests():
-                if not one.is_greeted or operation == wire.VALIDATE:
-                    self._greet(one, operation, number)
-                    continue
+            requests = one.reader.requests()
+            if not one.is_greeted:
+                self._hear_greeting(one, requests)
+            for operation, strings, number in requests:
                 reply = operations[operation](fd, strings, number)
                 if reply:
                     one.say(reply)
@@ -122,13 +122,13 @@ class TcpServingLoop:
         if one.reader.wanted_bytes or one.kept_bytes:
             self._account(one)
 
-    def _greet(self, one: TcpConnection, operation: int, number: int) -> None:
-        if one.is_greeted:
-            raise wire.ProtocolError("it greeted twice")
-        if operation != wire.VALIDATE or number != wire.MAGIC:
-            raise wire.ProtocolError("it does not speak the protocol of torch's TCPStore")
-        one.is_greeted = True
-        del self._strangers[one.fd]
+    def _hear_greeting(self, one: TcpConnection, requests: Iterator[tuple[int, list[bytes], int]]) -> None:
+        for operation, _, number in requests:
+            if operation != wire.VALIDATE or number != wire.MAGIC:
+                raise wire.ProtocolError("it does not speak the protocol of torch's TCPStore")
+            one.is_greeted = True
+            del self._strangers[one.fd]
+            return
 
     def _go_on(self, one: TcpConnection) -> None:
         """It has taken something of what it was told; when that is all, what it has asked meanwhile has its turn."""
