@@ -1083,17 +1083,14 @@ def test_many_servers_in_one_process_have_nothing_to_do_with_each_other(start: S
     assert [one.get(b"k") for one in peers] == [b"%d" % number for number in range(30)]
 
 
-def test_sockets_that_are_given_back_listen_still(start: Start) -> None:
+def test_sockets_that_are_given_back_listen_still(start: Start, peer: Connect, stranger: Connect) -> None:
     """P16: whoever came in between is served by the next server, whose store is another one."""
     server = start()
-    port = server.addresses[0][1]
-    with contextlib.closing(TcpPeer(port).greet().socket) as old, contextlib.ExitStack() as end:
-        old.sendall(wire.request(wire.SET, [b"/k", b"stale"]))
-        successor = TcpStoreServer(server.end())
-        end.callback(successor.close)
-        assert old.recv(1) == b""
-        early = TcpPeer(port)
-        end.callback(early.socket.close)
+    old = peer(server)
+    old.set(b"/k", b"stale")
+    with contextlib.closing(TcpStoreServer(server.end())) as successor:
+        assert old.is_cut_off()
+        early = stranger(server)
         successor.start()
         assert successor.addresses == server.addresses
         assert early.greet().keys() == []
