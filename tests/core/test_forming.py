@@ -55,7 +55,7 @@ def test_three_steps_make_a_small_generation() -> None:
     generation = job.Generation(7, 42, 2, 4, "10.0.0.0", 29500, "a worker failed", PURSE)
     assert last == [
         Put("down/generation", job.encode(generation)),
-        *(Delete(prefix, True) for prefix in ("up/failures/", "up/done/", "down/signal/", "data/", "seats/6.")),
+        *(Delete(prefix, True) for prefix in ("up/failures/", "up/done/", "up/left/", "down/signal/", "data/", "seats/6.")),
     ]
 
 

@@ -104,15 +104,9 @@ def test_a_plug_in_that_cannot_be_loaded_is_named(name: str, where: str) -> None
 @pytest.mark.usefixtures("plug_in")
 def test_an_unknown_backend_is_refused_with_all_that_there_are() -> None:
     for refuse in (registry.check_backend, lambda name: registry.get_rendezvous_handler(params(name))):
-        with pytest.raises(UsageError, match=r"no rendezvous backend 'raft'; available: c10d, gone, mine, static, unnamed"):
+        known = "c10d, etcd, etcd-v2, gone, mine, static, unnamed"
+        with pytest.raises(UsageError, match=f"no rendezvous backend 'raft'; available: {known}"):
             refuse("raft")
-
-
-@pytest.mark.parametrize("name", ["etcd", "etcd-v2"])
-def test_what_is_not_there_yet_is_said_to_be_so(name: str) -> None:
-    for refuse in (registry.check_backend, lambda name: registry.get_rendezvous_handler(params(name))):
-        with pytest.raises(UsageError, match=rf"'{name}' is not available in this version yet; available: c10d, static"):
-            refuse(name)
 
 
 @pytest.mark.parametrize("name", ["etcd", "c10d", "mine"])

@@ -206,7 +206,7 @@ def agreement(
     node: str = "alpha", nodes: tuple[int, int] = (1, 2), role: str = "", entry: str = "train.py", **changes: Any
 ) -> Any:
     settings = Settings().replace(**changes)
-    return json.loads(json.dumps(agreed(settings, *nodes, 3, role, entry, node)))
+    return json.loads(json.dumps(agreed(settings, *nodes, 3, role, entry, 3.0, node)))
 
 
 def test_nodes_that_were_told_the_same_agree() -> None:

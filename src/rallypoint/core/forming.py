@@ -16,7 +16,7 @@ from rallypoint.core.seating import seats
 __all__ = ["SEATS_PER_TRANSACTION", "Forming"]
 
 SEATS_PER_TRANSACTION = 100
-OLD = ("up/failures/", "up/done/", "down/signal/", job.DATA)
+OLD = ("up/failures/", "up/done/", "up/left/", "down/signal/", job.DATA)
 
 
 class Forming:

@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 __all__ = [
     "CLOSED", "DATA", "DOWN", "GENERATION", "LEADER", "MAX_WHY", "NOT_READY", "SETTINGS", "STATUS", "UP", "Closed", "Generation",
     "NodeRecord",
-    "Seat", "Signal", "Status", "decode", "done_key", "done_prefix", "encode", "failure_key", "failure_prefix", "node_key",
-    "refusal_key",
+    "Seat", "Signal", "Status", "decode", "done_key", "done_prefix", "encode", "failure_key", "failure_prefix", "left_key",
+    "node_key", "refusal_key",
     "seat_key", "seats_of_attempt", "seats_of_generation", "signal_key",
 ]  # fmt: skip
 
@@ -80,6 +80,11 @@ def done_prefix(generation: int) -> str:
 
 def done_key(generation: int, node_id: str) -> str:
     return done_prefix(generation) + node_id
+
+
+def left_key(generation: int, node_id: str) -> str:
+    """That a member of this generation has left, its workers being gone, for a leader who was not there to see it."""
+    return f"{UP}left/{generation}/{node_id}"
 
 
 def seats_of_generation(generation: int) -> str:

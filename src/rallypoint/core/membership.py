@@ -166,9 +166,11 @@ class Membership:
             return self._create(job.CLOSED, self._closing)
         if self.has_left:
             return None
-        go = Delete(job.node_key(self.id))
+        go: tuple[Operation, ...] = (Delete(job.node_key(self.id)),)
+        if self.seat is not None and self.board.closed is None:
+            go = (*go, Put(job.left_key(self.seat.generation, self.id), b""))
         term = self.leader.term if self.leader else 0  # who does not lead deletes the leader's key only if there is none
-        return Transaction((Compare(job.LEADER, "create", term),), (go, Delete(job.LEADER)), (go,))
+        return Transaction((Compare(job.LEADER, "create", term),), (*go, Delete(job.LEADER)), go)
 
     def _next_look(self, now: float) -> Request | None:
         board = self.board

@@ -43,6 +43,7 @@ class Roster:
         self._world_size = 0
         self._done: dict[int, set[str]] = {}
         self._failures: dict[int, dict[str, NodeReport]] = {}
+        self._left: set[str] = set()  # who said so; an id is never used again
         self._quick_deaths: dict[str, int] = {}
         self._held_until: dict[str, float] = {}
         self._explicit = 0
@@ -70,6 +71,8 @@ class Roster:
             self._put_node(node_id, item, now)
         elif kind == "done":
             self._done.setdefault(int(middle[0]), set()).add(node_id)
+        elif kind == "left":
+            self._left.add(node_id)
         elif kind == "failures":
             reports = self._failures.setdefault(int(middle[0]), {})
             reports.setdefault(node_id, decode_report(json.loads(item.value), item.create_revision))
@@ -111,7 +114,9 @@ class Roster:
         self.generation = generation
         self.members = {node_id: Seated(seat.name, seat.group_rank) for node_id, seat in zip(ids, seats, strict=True)}
         self.gone = {
-            node_id: Gone(seat.name, now, "expired") for node_id, seat in self.members.items() if node_id not in self.nodes
+            node_id: Gone(seat.name, now, "deleted" if node_id in self._left else "expired")
+            for node_id, seat in self.members.items()
+            if node_id not in self.nodes
         }
         self._admitted_at = {node_id: self._admitted_at.get(node_id, now) for node_id in self.members}
         self._world_size = seats[0].world_size if seats else 0

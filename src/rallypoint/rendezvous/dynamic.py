@@ -23,8 +23,8 @@ from rallypoint.rendezvous import endings
 from rallypoint.rendezvous.coordinated import CoordinatedHandler, Introduction
 from rallypoint.rendezvous.driver import Driver, Fenced, Lost, Patience, Word
 from rallypoint.rendezvous.handler import RendezvousInfo, RendezvousParameters, RendezvousStoreInfo
-from rallypoint.rendezvous.joining import Identity, lease_s, make_joining
-from rallypoint.rendezvous.meeting_place import MeetingPlace
+from rallypoint.rendezvous.joining import Identity, Terms, make_joining
+from rallypoint.rendezvous.place import Place
 from rallypoint.rendezvous.rank_hint import find_rank_hint, stable_name
 from rallypoint.rendezvous.settings import Settings
 from rallypoint.rendezvous.worker_store import WorkerStore
@@ -42,11 +42,12 @@ class DynamicRendezvous(CoordinatedHandler):
     """One node's handler for a job of several."""
 
     def __init__(
-        self, params: RendezvousParameters, settings: Settings, place: MeetingPlace, worker_store: WorkerStore
+        self, params: RendezvousParameters, settings: Settings, place: Place, terms: Terms, worker_store: WorkerStore
     ) -> None:
         self._params = params
         self._settings = settings
         self._place = place
+        self._terms = terms
         self._worker_store = worker_store
         self._address = ""  # which the workers are told, once a session has shown it
         self._hint = find_rank_hint(settings.node_rank, os.environ)
@@ -272,7 +273,7 @@ class DynamicRendezvous(CoordinatedHandler):
 
     def _start(self) -> Driver:
         if self._driver is None:
-            patience = Patience(self._settings.store_timeout_s, REFUSAL_TIMEOUT_S)
+            patience = Patience(self._terms.patience_s(self._settings.store_timeout_s), REFUSAL_TIMEOUT_S)
             self._driver = Driver(self._open_session, patience)
             self._driver.start()
         return self._driver
@@ -292,7 +293,7 @@ class DynamicRendezvous(CoordinatedHandler):
         if engine is None:
             return None
         self._sessions += 1
-        lease = engine.grant(lease_s(settings, self._params.max_nodes), time.monotonic() + settings.store_timeout_s)
+        lease = engine.grant(self._terms.lease_s, time.monotonic() + settings.store_timeout_s)
         self._address = self._worker_store.address_for(self._params.local_addr or self._place.advertised_address(engine))
         me = Identity(self.name, self._hint, self._address, lease)
-        return engine, Participant(make_joining(self._params, settings, self._introduction, me))
+        return engine, Participant(make_joining(self._params, settings, self._introduction, me, self._terms))

@@ -9,6 +9,7 @@ from rallypoint.errors import UsageError
 from rallypoint.rendezvous.dynamic import DynamicRendezvous
 from rallypoint.rendezvous.endpoint import parse_rendezvous_endpoint
 from rallypoint.rendezvous.handler import RendezvousHandler, RendezvousParameters
+from rallypoint.rendezvous.joining import embedded_terms
 from rallypoint.rendezvous.meeting_place import Endpoint, MeetingPlace
 from rallypoint.rendezvous.secret import load_secret
 from rallypoint.rendezvous.settings import check_node_unit, describe, read_settings
@@ -26,4 +27,5 @@ def create_handler(params: RendezvousParameters) -> RendezvousHandler:
     report.info(f"rendezvous of {params.min_nodes} to {params.max_nodes} nodes at {Endpoint(host, port)}: {describe(settings)}")
     secret = load_secret(settings, os.environ)
     place = MeetingPlace(Endpoint(host, port), params.run_id, params.max_nodes, secret, settings)
-    return DynamicRendezvous(params, settings, place, WorkerStore(settings_for_worker_store(settings, os.environ)))
+    terms = embedded_terms(settings, params.max_nodes)
+    return DynamicRendezvous(params, settings, place, terms, WorkerStore(settings_for_worker_store(settings, os.environ)))

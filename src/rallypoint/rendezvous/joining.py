@@ -14,11 +14,12 @@ from rallypoint.rendezvous.handler import RendezvousParameters
 from rallypoint.rendezvous.rank_hint import RankHint
 from rallypoint.rendezvous.settings import Settings, agreed, mismatch
 
-__all__ = ["Identity", "lease_s", "make_joining"]
+__all__ = ["Identity", "Terms", "embedded_terms", "etcd_terms", "make_joining"]
 
 LEAST_READY_MARGIN_S = 5.0
 FENCE_MARGIN_S = 0.5
 NODES_PER_KEEPALIVE_SECOND = 1000
+NODES_PER_ETCD_KEEPALIVE_SECOND = 200
 
 
 class Identity(Value):
@@ -30,13 +31,37 @@ class Identity(Value):
     lease: int
 
 
-def lease_s(settings: Settings, max_nodes: int) -> float:
-    """Many nodes speak less often, so that the store's host is not kept busy by keepalives alone."""
-    interval_s = max(settings.keep_alive_interval_s, max_nodes / NODES_PER_KEEPALIVE_SECOND)
-    return interval_s * settings.keep_alive_max_attempt
+class Terms(Value):
+    """How long a lease is, and for how long a node that hears nothing of the store may still run its workers."""
+
+    lease_s: float
+    fence_s: float
+
+    def patience_s(self, store_timeout_s: float) -> float:
+        """How long a silent store is hoped for: where the fence is longer than a lease, not less than that."""
+        return store_timeout_s if self.fence_s <= self.lease_s else max(store_timeout_s, self.fence_s + self.lease_s)
 
 
-def make_joining(params: RendezvousParameters, settings: Settings, introduction: Introduction, me: Identity) -> Joining:
+def embedded_terms(settings: Settings, max_nodes: int) -> Terms:
+    """On the embedded store a node that is not heard of for one lease is dead."""
+    lease_s = _lease_s(settings, max_nodes / NODES_PER_KEEPALIVE_SECOND)
+    return Terms(lease_s, lease_s)
+
+
+def etcd_terms(settings: Settings, max_nodes: int, fence_s: float) -> Terms:
+    """A cluster is away for seconds when its leader dies, and workers need not die of that: the fence is longer than a lease."""
+    lease_s = _lease_s(settings, max_nodes / NODES_PER_ETCD_KEEPALIVE_SECOND)
+    return Terms(lease_s, max(fence_s, lease_s))
+
+
+def _lease_s(settings: Settings, least_interval_s: float) -> float:
+    """Many nodes speak less often, so that the store is not kept busy by keepalives alone."""
+    return max(settings.keep_alive_interval_s, least_interval_s) * settings.keep_alive_max_attempt
+
+
+def make_joining(
+    params: RendezvousParameters, settings: Settings, introduction: Introduction, me: Identity, terms: Terms
+) -> Joining:
     shared = agreed(
         settings,
         params.min_nodes,
@@ -44,10 +69,11 @@ def make_joining(params: RendezvousParameters, settings: Settings, introduction:
         introduction.max_restarts,
         introduction.role,
         introduction.entry_point,
+        terms.fence_s,
         me.name,
     )
     record = _record(introduction, me)
-    policy = _policy(params, settings, introduction)
+    policy = _policy(params, settings, introduction, terms)
     return Joining(os.urandom(8).hex(), me.lease, record, shared, mismatch, policy, _restarts(settings, introduction))
 
 
@@ -64,7 +90,7 @@ def _record(introduction: Introduction, me: Identity) -> job.NodeRecord:
     )
 
 
-def _policy(params: RendezvousParameters, settings: Settings, introduction: Introduction) -> Policy:
+def _policy(params: RendezvousParameters, settings: Settings, introduction: Introduction, terms: Terms) -> Policy:
     return Policy(
         min_nodes=params.min_nodes,
         max_nodes=params.max_nodes,
@@ -72,14 +98,11 @@ def _policy(params: RendezvousParameters, settings: Settings, introduction: Intr
         join_timeout_s=settings.join_timeout_s,
         last_call_s=settings.last_call_timeout_s,
         scale_up_window_s=settings.scale_up_window_s,
-        lease_s=lease_s(settings, params.max_nodes),
-        ready_timeout_s=introduction.shutdown_timeout_s + _ready_margin_s(settings, params.max_nodes),
+        lease_s=terms.lease_s,
+        after_expiry_s=terms.fence_s - terms.lease_s,
+        # Beyond the time that workers have to stop. A node that cannot hear the signal has fenced itself by then.
+        ready_timeout_s=introduction.shutdown_timeout_s + max(LEAST_READY_MARGIN_S, terms.fence_s + FENCE_MARGIN_S),
     )
-
-
-def _ready_margin_s(settings: Settings, max_nodes: int) -> float:
-    """Beyond the time that workers have to stop. A node that cannot hear the signal has fenced itself by then."""
-    return max(LEAST_READY_MARGIN_S, lease_s(settings, max_nodes) + FENCE_MARGIN_S)
 
 
 def _restarts(settings: Settings, introduction: Introduction) -> RestartPolicy:

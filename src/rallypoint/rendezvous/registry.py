@@ -40,8 +40,18 @@ def _create_c10d(params: RendezvousParameters) -> RendezvousHandler:
     return embedded.create_handler(params)
 
 
-BUILT_IN: dict[str, RendezvousHandlerCreator] = {defaults.BACKEND_CLI: _create_static, defaults.BACKEND_ELASTIC: _create_c10d}
-NOT_YET = ("etcd", "etcd-v2")
+def _create_etcd(params: RendezvousParameters) -> RendezvousHandler:
+    from rallypoint.rendezvous import etcd
+
+    return etcd.create_handler(params)
+
+
+BUILT_IN: dict[str, RendezvousHandlerCreator] = {
+    defaults.BACKEND_CLI: _create_static,
+    defaults.BACKEND_ELASTIC: _create_c10d,
+    defaults.BACKEND_ETCD: _create_etcd,
+    defaults.BACKEND_ETCD_V2: _create_etcd,
+}
 
 
 def get_rendezvous_handler(params: RendezvousParameters) -> RendezvousHandler:
@@ -85,6 +95,4 @@ def _load(plug_in: EntryPoint) -> RendezvousHandlerCreator:
 
 def _unknown(name: str) -> UsageError:
     known = ", ".join(sorted({*BUILT_IN, *rendezvous_handler_registry.names(), *_plug_ins()}))
-    if name in NOT_YET:
-        return UsageError(f"rendezvous backend {name!r} is not available in this version yet; available: {known}")
     return UsageError(f"there is no rendezvous backend {name!r}; available: {known}")

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from typing import Any, Literal
 
     Kind = Literal["seconds", "seconds_or_0", "count", "rank", "truth", "path", "codes", "limit", "store", "number",
-                   "worker_store", "ports", "size"]
+                   "worker_store", "ports", "size", "protocol", "text"]
 
 __all__ = ["CONVERTERS", "shown"]
 
@@ -127,6 +127,18 @@ def _size(value: Any) -> int:
     return _whole(parse_size(value) if isinstance(value, str) else value, 1, _MOST_BYTES)
 
 
+def _protocol(value: Any) -> str:
+    if value not in ("http", "https"):
+        raise ValueError
+    return str(value)
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str) or not value or not value.isprintable():
+        raise ValueError
+    return value
+
+
 _A_TIME = f"a number of seconds of at most {_MOST_S} (24 days)"
 CONVERTERS: dict[Kind, tuple[Callable[[Any], Any], str]] = {
     "seconds": (_seconds, f"{_A_TIME}, more than 0"),
@@ -145,6 +157,8 @@ CONVERTERS: dict[Kind, tuple[Callable[[Any], Any], str]] = {
     "number": (_number, "a number"),
     "worker_store": (_worker_store, f"{defaults.WORKER_STORE} or {defaults.WORKER_STORE_RANK0}"),
     "ports": (_ports, f"a port from 0 to {_MOST_PORT}, or the first and the last of several, as in 29600-29700"),
+    "protocol": (_protocol, "http or https"),
+    "text": (_text, "a text"),
     "size": (_size, "a number of bytes, as in 500M or 2G"),
 }
 """For each kind, what makes a value of it (a ValueError or TypeError for what cannot be one), and in words what it must be."""

@@ -105,7 +105,14 @@ def describe(settings: Settings, but: str = "") -> str:
 
 
 def agreed(
-    settings: Settings, min_nodes: int, max_nodes: int, max_restarts: int, role: str, entry_point: str, started_by: str = ""
+    settings: Settings,
+    min_nodes: int,
+    max_nodes: int,
+    max_restarts: int,
+    role: str,
+    entry_point: str,
+    fence_s: float,
+    started_by: str = "",
 ) -> dict[str, Any]:
     """What the first node writes down for all, of values that JSON knows; `started_by` is its own name, for messages."""
     return {
@@ -115,6 +122,7 @@ def agreed(
         "max_restarts": max_restarts,
         "node_unit": settings.node_unit,
         "lease_s": settings.lease_s,
+        "fence_s": fence_s,
         "last_call_timeout_s": settings.last_call_timeout_s,
         "scale_up_window_s": settings.scale_up_window_s,
         "restart_backoff_s": settings.restart_backoff_s,

@@ -17,6 +17,7 @@ from rallypoint import defaults, report
 from rallypoint.errors import UsageError
 from rallypoint.rendezvous.dynamic import DynamicRendezvous
 from rallypoint.rendezvous.handler import RendezvousHandler, RendezvousParameters
+from rallypoint.rendezvous.joining import embedded_terms
 from rallypoint.rendezvous.meeting_place import Endpoint, MeetingPlace
 from rallypoint.rendezvous.secret import load_secret
 from rallypoint.rendezvous.settings import Settings, check_node_unit, describe, read_settings
@@ -118,7 +119,7 @@ def create_handler(params: RendezvousParameters, endpoint: Endpoint, rank: int, 
     fixed = RendezvousParameters(
         params.backend, params.endpoint, params.run_id, params.max_nodes, params.max_nodes, params.local_addr, **params.config
     )
-    return DynamicRendezvous(fixed, settings, place, door)
+    return DynamicRendezvous(fixed, settings, place, embedded_terms(settings, params.max_nodes), door)
 
 
 def _settings(params: RendezvousParameters, rank: int, timeout_s: int) -> Settings:

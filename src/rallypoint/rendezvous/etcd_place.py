@@ -1,0 +1,137 @@
+"""A job's place in an etcd cluster: a prefix, which is empty before its first node comes and after its last one has gone."""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from math import inf
+
+from rallypoint import report
+from rallypoint.core import job_records as job
+from rallypoint.core.coordination import Compare, Delete, Event, Snapshot, Transaction
+from rallypoint.rendezvous.place import Place
+from rallypoint.rendezvous.settings import Settings
+from rallypoint.store.coordination import Coordination, CoordinationError, UnreachableError
+from rallypoint.store.etcd_access import EtcdAccess
+from rallypoint.store.etcd_engine import EtcdCoordination
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from rallypoint.rendezvous.etcd_bootstrap import Bootstrap
+
+__all__ = ["EtcdPlace"]
+
+CLEAR_S = 10.0
+MOST_DELETED = 100  # in one transaction; a job keeps the seats and data of its latest generations only
+CONNECT_S = 5.0  # a cluster that has just lost its leader needs seconds to answer
+
+
+class EtcdPlace(Place):
+    """Where a job is in the cluster; with `bootstrap` in one that its own nodes run."""
+
+    def __init__(
+        self, access: EtcdAccess, prefix: str, fence_s: float, settings: Settings, bootstrap: Bootstrap | None = None
+    ) -> None:
+        super().__init__(", ".join(access.names()))
+        self._access = access
+        self._prefix = prefix
+        self._fence_s = fence_s
+        self._settings = settings
+        self._bootstrap = bootstrap
+        self._is_cleared = False
+
+    @property
+    def is_host(self) -> bool:
+        return self._bootstrap is not None and self._bootstrap.is_whole_cluster
+
+    @property
+    def _connect_timeout_s(self) -> float:
+        return self._settings.store_timeout_s
+
+    def _new_engine(self) -> Coordination:
+        return TellingCoordination(self._access, self._prefix, fence_s=self._fence_s)
+
+    def _open(self, engine: Coordination, deadline: float) -> None:
+        assert isinstance(engine, EtcdCoordination)
+        engine.connect(max(deadline, time.monotonic() + CONNECT_S))
+        if not self._is_cleared:
+            clear_if_over(engine)
+            self._is_cleared = True
+
+    def _try_once(self) -> Coordination:
+        if self._bootstrap is not None:
+            self._bootstrap.start()
+            self._bootstrap.check()
+        return super()._try_once()
+
+    def advertised_address(self, engine: Coordination) -> str:
+        return engine.local_address()
+
+    def close(self, close_timeout_s: float) -> None:
+        """The last one to leave takes the job's keys along, or the cluster, if that is the job's own."""
+        if self._bootstrap is not None:
+            self._bootstrap.leave(self._prefix, close_timeout_s if self._identity else 0.0)
+        elif self._identity and not self._is_away():
+            self._clear()
+
+    def _clear(self) -> None:
+        """Where the cluster is away the keys stay, until the job begins anew."""
+        try:
+            engine = self.new_connection()
+        except CoordinationError as error:
+            report.debug(f"the job's keys stay in etcd: {error}")
+            return
+        with suppress(CoordinationError):
+            clear_if_over(engine)
+        engine.close()
+
+    def _is_away(self) -> bool:
+        return self._engine is not None and self._engine.connection().unreachable_since is not None
+
+
+class TellingCoordination(EtcdCoordination):
+    """Says once when the cluster is away, and once when it is back."""
+
+    _away_since: float | None = None
+
+    def take_events(self) -> list[Event]:
+        try:
+            events = super().take_events()
+        except UnreachableError as error:
+            self._tell_away(str(error))
+            raise
+        self._tell_back()
+        return events
+
+    def _tell_away(self, why: str) -> None:
+        now = time.monotonic()
+        left_s = self.valid_until() - now
+        if self._away_since is None and 0 < left_s < inf:
+            self._away_since = now
+            report.warn(f"etcd does not answer; workers go on without it for another {left_s:.0f} s at most: {why}")
+
+    def _tell_back(self) -> None:
+        if self._away_since is not None:
+            report.info(f"etcd answers again, after {time.monotonic() - self._away_since:.1f} s")
+            self._away_since = None
+
+
+def clear_if_over(engine: Coordination) -> None:
+    """Delete what is left of a job of which no node is alive: it has ended, or was killed as a whole, and may begin anew.
+
+    Every node that is alive has a lease, with its record bound to it. Whoever begins anew writes the settings first, so that
+    of two who come at once the second deletes nothing. Settings alone may be those of a node that is about to write its record,
+    and records are never deleted here: one that has been written since we looked is that of a node that lives.
+    """
+    left = engine.read("", time.monotonic() + CLEAR_S)
+    keys = {item.key for item in left.items}
+    if keys <= {job.SETTINGS} or any(item.lease for item in left.items):
+        return
+    same = (Compare(job.SETTINGS, "mod", _changed_at(left, job.SETTINGS)), Compare(job.LEADER, "create", 0))
+    groups = sorted({"/".join(key.split("/")[:2]) for key in keys})
+    deletes = tuple(Delete(group, is_prefix=True) for group in groups[:MOST_DELETED])
+    engine.transact(Transaction(same, deletes), time.monotonic() + CLEAR_S)
+
+
+def _changed_at(snapshot: Snapshot, key: str) -> int:
+    return next((item.mod_revision for item in snapshot.items if item.key == key), 0)

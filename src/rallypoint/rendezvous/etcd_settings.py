@@ -1,0 +1,131 @@
+"""The settings that only the etcd back end has: how to come at the cluster. Names that torchrun's back end knows are kept."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from rallypoint import defaults
+from rallypoint.errors import UsageError
+from rallypoint.records import Value
+from rallypoint.rendezvous.endpoint import parse_rendezvous_endpoint
+from rallypoint.rendezvous.setting_values import CONVERTERS, shown
+from rallypoint.store.etcd_access import EtcdAccess
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from rallypoint.rendezvous.setting_values import Kind
+
+__all__ = ["ETCD_SETTINGS", "EtcdSettings", "markdown", "parse_endpoints", "read_etcd_settings"]
+
+_PASSWORD_BYTES = 4096
+
+
+class EtcdSetting(Value):
+    key: str
+    kind: Kind
+    default: Any
+    help: str
+    other_name: str = ""  # torchrun's
+
+
+# A table is read by its rows.
+# fmt: off
+ETCD_SETTINGS: tuple[EtcdSetting, ...] = (
+    EtcdSetting("protocol", "protocol", "http", "How members are reached: http or https."),
+    EtcdSetting("cacert", "path", None, "A file with the authorities that the members' certificates must come from."),
+    EtcdSetting("cert", "path", None, "A file with this node's own certificate, where the cluster asks for one.", "ssl_cert"),
+    EtcdSetting("key", "path", None, "A file with the key of that certificate.", "ssl_cert_key"),
+    EtcdSetting("user", "text", None, "The user, where the cluster asks for one."),
+    EtcdSetting("password_file", "path", None, "A file with the password of that user."),
+    EtcdSetting("prefix", "text", defaults.ETCD_PREFIX, "Under which keys jobs are kept, each under its id."),
+    EtcdSetting("read_timeout", "seconds", 60.0, "How long one answer may take at most."),
+    EtcdSetting("fence", "seconds", defaults.ETCD_FENCE_S,
+                "How long the workers of a node that does not hear of the cluster go on before they are killed, and how long the"
+                " others wait before they take its place."),
+    EtcdSetting("bootstrap", "truth", False, "Start a member of the cluster on each host that the endpoint names."),
+)
+# fmt: on
+
+
+def markdown() -> str:
+    """The settings as a table for the documentation."""
+    rows = [f"| {_name(one)} | {shown(one.kind, one.default) or '-'} | {one.help} |" for one in ETCD_SETTINGS]
+    return "\n".join(["| setting | default | meaning |", "|---|---|---|", *rows])
+
+
+def _name(setting: EtcdSetting) -> str:
+    return f"`{setting.key}`" + (f", `{setting.other_name}`" if setting.other_name else "")
+
+
+class EtcdSettings(Value):
+    access: EtcdAccess
+    prefix: str
+    fence_s: float
+    bootstrap: bool
+    others: dict[str, Any]  # what is left for the settings that all elastic back ends have
+
+
+def read_etcd_settings(endpoint: str, config: Mapping[str, Any], environ: Mapping[str, str]) -> EtcdSettings:
+    """UsageError names the setting, its value and where that stands."""
+    given, others = dict(config), dict(config)
+    values = {}
+    for setting in ETCD_SETTINGS:
+        names = [name for name in (setting.key, setting.other_name) if name]
+        values[setting.key] = _value_of(setting, names, given, environ)
+        for name in names:
+            others.pop(name, None)
+    access = EtcdAccess(
+        endpoints=parse_endpoints(endpoint),
+        protocol=values["protocol"],
+        ca_cert=values["cacert"],
+        cert=values["cert"],
+        key=values["key"],
+        user=values["user"],
+        password=_password(values["user"], values["password_file"]),
+        read_timeout_s=values["read_timeout"],
+    )
+    _check_tls(access)
+    return EtcdSettings(access, values["prefix"], values["fence"], values["bootstrap"], others)
+
+
+def parse_endpoints(endpoint: str) -> tuple[tuple[str, int], ...]:
+    """Every member of ``a:2379,b,c``; without a port it is etcd's usual one."""
+    names = [name for name in map(str.strip, endpoint.split(",")) if name]
+    if not names:
+        raise UsageError("the etcd back end needs an endpoint: --rdzv-endpoint host:2379, or several of them behind commas")
+    return tuple(parse_rendezvous_endpoint(name, defaults.ETCD_PORT) for name in names)
+
+
+def _value_of(setting: EtcdSetting, names: list[str], given: Mapping[str, Any], environ: Mapping[str, str]) -> Any:
+    variable = f"{defaults.ENV_SETTING_PREFIX}ETCD_{setting.key.upper()}"
+    sources = [(f"--rdzv-conf: {name}", given.get(name)) for name in names] + [(variable, environ.get(variable) or None)]
+    source, value = next(((source, value) for source, value in sources if value is not None), ("", None))
+    if value is None:
+        return setting.default
+    convert, expected = CONVERTERS[setting.kind]
+    try:
+        return convert(value)
+    except (ValueError, TypeError, OverflowError):
+        raise UsageError(f"{source} must be {expected}, not {value!r}") from None
+
+
+def _password(user: str | None, path: str | None) -> str | None:
+    if user is None or path is None:
+        if user is not path:
+            raise UsageError("etcd: a user needs a password_file, and a password_file a user; one of them is not given")
+        return None
+    try:
+        with open(path, encoding="utf-8") as file:
+            return file.readline(_PASSWORD_BYTES).rstrip("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"password_file: {path} cannot be read: {error}") from None
+
+
+def _check_tls(access: EtcdAccess) -> None:
+    files = [path for path in (access.ca_cert, access.cert, access.key) if path is not None]
+    if files and access.protocol != "https":
+        raise UsageError(f"etcd: {files[0]} is given, but protocol is http; add protocol=https")
+    if access.key is not None and access.cert is None:
+        raise UsageError("etcd: there is a key, and no certificate that it belongs to; give cert")
