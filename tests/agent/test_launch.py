@@ -372,7 +372,7 @@ def test_a_config_can_be_launched_again(make_config: MakeConfig) -> None:
     ("fields", "complaint"),
     [
         ({"rdzv_backend": "zeus"}, "zeus"),
-        ({"rdzv_backend": "etcd"}, "etcd"),
+        ({"rdzv_backend": "etcd", "rdzv_endpoint": ""}, "etcd.*endpoint"),
         ({"event_log_handler": "nowhere"}, "event_log_handler.*nowhere"),
         ({"metrics_cfg": {"sink": "nowhere"}}, "metrics_cfg.*nowhere"),
         ({"rdzv_backend": "static", "rdzv_endpoint": ""}, "endpoint"),
