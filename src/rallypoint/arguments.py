@@ -144,6 +144,8 @@ def _meeting(args: SimpleNamespace) -> Meeting:
         settings["rank"] = _static_rank(args, most)
     elif args.rdzv_backend == defaults.BACKEND_ELASTIC:
         settings = _elastic_settings(_with_rank(args, settings), least, most)
+    elif args.rdzv_backend in (defaults.BACKEND_ETCD, defaults.BACKEND_ETCD_V2):
+        settings = _with_rank(args, settings)
     return Meeting(least, most, args.rdzv_backend, get_rdzv_endpoint(args), args.rdzv_id, settings)
 
 

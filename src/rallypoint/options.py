@@ -71,14 +71,15 @@ OPTIONS: tuple[Option, ...] = (
     Option("--standalone", "flag", False, RENDEZVOUS,
            "One node that needs nobody else: own store, free port, random id. Wins over backend, endpoint and id."),
     Option("--rdzv-backend", "str", defaults.BACKEND_CLI, RENDEZVOUS,
-           "How the nodes meet: static (you give the ranks), c10d, or the name of a plug-in.", "NAME"),
+           "How the nodes meet: static (you give the ranks), c10d, etcd, or the name of a plug-in.", "NAME"),
     Option("--rdzv-endpoint", "str", "", RENDEZVOUS,
-           f"Where the nodes meet; without a port c10d uses {defaults.ELASTIC_PORT}.", "HOST[:PORT]"),
+           f"Where the nodes meet; without a port c10d uses {defaults.ELASTIC_PORT}, etcd {defaults.ETCD_PORT}. Members of an"
+           " etcd cluster stand behind commas.", "HOST[:PORT]"),
     Option("--rdzv-id", "str", defaults.RUN_ID_CLI, RENDEZVOUS, "The job's name, the same on all of its nodes.", "ID"),
     Option("--rdzv-conf", "str", "", RENDEZVOUS,
            "Settings of the backend, such as join_timeout=600,last_call_timeout=30.", "K=V,K=V"),
     Option("--node-unit", "int", None, RENDEZVOUS,
-           f"c10d: the number of nodes is always a multiple of this. Not given: {defaults.NODE_UNIT}.", "N"),
+           f"c10d, etcd: the number of nodes is always a multiple of this. Not given: {defaults.NODE_UNIT}.", "N"),
     Option("--secret-file", "str", None, RENDEZVOUS,
            "c10d: a file with the job's secret, the same on all of its nodes; without one anybody who reaches the endpoint can"
            " join.", "FILE"),
@@ -93,7 +94,8 @@ OPTIONS: tuple[Option, ...] = (
            f"The workers' store: how much it may hold, as in 500M or 2G. Not given: {defaults.WORKER_STORE_BYTES >> 30}G.",
            "BYTES[K|M|G]"),
     Option("--local-addr", "str", None, RENDEZVOUS, "The address of this node that its peers can reach.", "ADDRESS"),
-    Option("--node-rank", "int", 0, STATIC, "This node's rank, from 0. With c10d, if given: the rank that it is to have.", "N"),
+    Option("--node-rank", "int", 0, STATIC,
+           "This node's rank, from 0. With c10d and etcd, if given: the rank that it is to have.", "N"),
     Option("--master-addr", "str", defaults.MASTER_ADDR, STATIC, "The address of the node of rank 0.", "ADDRESS"),
     Option("--master-port", "int", None, STATIC,
            f"The port at the master address; {defaults.MASTER_PORT} where it is not given. One node without it, and without an"

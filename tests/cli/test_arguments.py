@@ -118,7 +118,7 @@ def test_impossible_numbers_of_nodes(train: str, nnodes: str):
         (["--nnodes=2", "--node-rank=2"], "--node-rank"),
         (["--nnodes=2", "--node-rank=-1"], "--node-rank"),
         (["--master-port=70000"], "--master-port"),
-        (["--rdzv-backend=pigeon"], "--rdzv-backend: there is no rendezvous backend 'pigeon'; available: c10d, static"),
+        (["--rdzv-backend=pigeon"], "--rdzv-backend: there is no rendezvous backend 'pigeon'; available: c10d, etcd, etcd-v2"),
     ],
 )
 def test_impossible_meetings(train: str, flags: list[str], culprit: str):
@@ -399,3 +399,9 @@ def test_the_local_rank_as_an_argument_where_torch_distributed_launch_asks_for_i
     args.use_env = False
     assert cli.config_from_args(args)[2] == ["-u", "train.py", "--local-rank=${local_rank}", "x"]
     assert cli.get_use_env(cli.parse_args([train])) is True
+
+
+def test_a_rank_that_is_given_is_one_in_etcd_too(train: str) -> None:
+    flags = ["--rdzv-backend", "etcd", "--rdzv-endpoint", "a:1,b", "--rdzv-id", "job", "--nnodes", "2:4"]
+    assert configure(*flags, "--node-rank", "3", train).rdzv_configs["node_rank"] == 3
+    assert "node_rank" not in configure(*flags, train).rdzv_configs
