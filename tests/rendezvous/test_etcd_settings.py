@@ -97,6 +97,14 @@ def test_a_job_that_cannot_be_is_refused_before_anything_is_opened(given: dict[s
         registry.get_rendezvous_handler(params(**given))
 
 
+def test_a_secret_that_would_protect_nothing_is_said_to_do_nothing(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("RALLYPOINT_SECRET", "x" * 32)
+    registry.get_rendezvous_handler(params()).shutdown()
+    assert "the job's secret has no effect on etcd" in caplog.text
+
+
 def test_the_page_has_the_table_as_it_is() -> None:
     """P24: to renew it, put what `markdown()` gives into the page."""
     assert f"\n{markdown()}\n" in (Path(__file__).parents[2] / "docs" / "etcd.md").read_text()

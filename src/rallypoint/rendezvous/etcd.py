@@ -11,6 +11,7 @@ from rallypoint.rendezvous.etcd_place import EtcdPlace
 from rallypoint.rendezvous.etcd_settings import read_etcd_settings
 from rallypoint.rendezvous.handler import RendezvousHandler, RendezvousParameters
 from rallypoint.rendezvous.joining import etcd_terms
+from rallypoint.rendezvous.secret import load_secret
 from rallypoint.rendezvous.settings import check_node_unit, describe, read_settings
 from rallypoint.rendezvous.worker_store import WorkerStore, settings_for_worker_store
 from rallypoint.store.etcd_access import EtcdAccess
@@ -30,6 +31,8 @@ def create_handler(params: RendezvousParameters) -> RendezvousHandler:
     check_node_unit(settings, params.min_nodes, params.max_nodes)
     if params.backend == defaults.BACKEND_ETCD_V2:
         report.info(f"the back end {params.backend} speaks etcd's v3 API, as {defaults.BACKEND_ETCD} does: v2 is gone from etcd")
+    if load_secret(settings, os.environ) is not None:
+        report.warn("the job's secret has no effect on etcd: who may join is up to the cluster's users and certificates")
     where = ", ".join(cluster.access.names())
     report.info(
         f"rendezvous of {params.min_nodes} to {params.max_nodes} nodes in etcd at {where}: fence {cluster.fence_s:g} s,"
