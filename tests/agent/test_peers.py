@@ -43,7 +43,7 @@ from rallypoint.rendezvous import embedded
 from rallypoint.rendezvous.coordinated import CoordinatedHandler, Introduction
 from rallypoint.rendezvous.handler import RendezvousHandler, RendezvousInfo, RendezvousParameters, RendezvousStoreInfo
 from rallypoint.rendezvous.local import LocalRendezvous
-from rallypoint.rendezvous.waiting import Bell
+from rallypoint.store.bell import Bell
 from rallypoint.store.hash_store import HashStore
 from rallypoint.workers import RunResult, WorkerSpec, WorkerState
 

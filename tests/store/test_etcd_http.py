@@ -14,8 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.store.etcd_peers import Visitor, fake_endpoint
 
+from rallypoint.store.bell import Bell
 from rallypoint.store.etcd_http import HttpConnection, NotHttp
-from rallypoint.store.etcd_socket import Bell, Interrupted, Late
+from rallypoint.store.etcd_socket import Interrupted, Late
 
 SHORT_S = 0.2
 

@@ -21,6 +21,7 @@ from tests.store.tcp_peers import TOKEN, ServerApart, TcpPeer
 from rallypoint.core.values import Values
 from rallypoint.store import doorway, tcp_server, tcp_serving
 from rallypoint.store import tcp_protocol as wire
+from rallypoint.store.bell import Bell
 from rallypoint.store.doorway import Doorway
 from rallypoint.store.listening import open_listeners
 from rallypoint.store.tcp_connection import TcpConnection
@@ -888,7 +889,7 @@ class Turns:
         for one in sockets:
             one.setblocking(False)
         self.addresses = [one.getsockname() for one in sockets]
-        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._bell = Bell()
         self.loop = TcpServingLoop(sockets, self._bell, deque(), limit_bytes, 100)
 
     def ask(self, one: TcpPeer, data: bytes, reply: bytes) -> None:
@@ -911,7 +912,7 @@ class Turns:
     def close(self) -> None:
         for listener in self.loop.close():
             listener.close()
-        os.close(self._bell)
+        self._bell.close()
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from rallypoint.core.participant import Participant
 from rallypoint.errors import RendezvousError
 from rallypoint.processes.context import wait_readable
 from rallypoint.records import Value
-from rallypoint.rendezvous.waiting import Bell
+from rallypoint.store.bell import Bell
 from rallypoint.store.coordination import (
     CompactedError,
     Coordination,

@@ -17,9 +17,10 @@ from rallypoint.core import job_records as job
 from rallypoint.rendezvous.etcd_binary import EtcdServerError, etcd_version, find_etcd
 from rallypoint.rendezvous.etcd_member import Claim, Member, Plan, PortTaken, UnreachableName, claim_endpoint
 from rallypoint.rendezvous.etcd_membership import Membership
+from rallypoint.store.bell import Bell
 from rallypoint.store.coordination import CoordinationError, RefusedError, UnreachableError
 from rallypoint.store.etcd_access import EtcdAccess
-from rallypoint.store.etcd_socket import Bell, Interrupted, wait_readable
+from rallypoint.store.etcd_socket import Interrupted, is_rung
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -152,7 +153,7 @@ class Bootstrap:
                 report.warn(f"this node has no etcd member any more: {error}")
 
     def _is_over(self, wait_s: float) -> bool:
-        return wait_readable(self._bell, wait_s)
+        return is_rung(self._bell, wait_s)
 
     def _claim(self) -> Claim | None:
         try:

@@ -8,12 +8,12 @@ import time
 from rallypoint import report
 from rallypoint.core.coordination import Snapshot
 from rallypoint.rendezvous.etcd_member import Entry, Plan
+from rallypoint.store.bell import Bell
 from rallypoint.store.coordination import CoordinationError, RefusedError, UnreachableError
 from rallypoint.store.etcd_access import EtcdAccess
 from rallypoint.store.etcd_cluster import EtcdCluster
 from rallypoint.store.etcd_errors import EtcdError
 from rallypoint.store.etcd_gateway import Caller
-from rallypoint.store.etcd_socket import Bell
 from rallypoint.store.etcd_words import Malformed, Words, number
 
 TYPE_CHECKING = False

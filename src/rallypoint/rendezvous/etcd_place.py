@@ -7,8 +7,8 @@ from contextlib import suppress
 from math import inf
 
 from rallypoint import report
-from rallypoint.core import job_records as job
-from rallypoint.core.coordination import Compare, Delete, Event, Snapshot, Transaction
+from rallypoint.core.clearing import clearing
+from rallypoint.core.coordination import Event
 from rallypoint.rendezvous.place import Place
 from rallypoint.rendezvous.settings import Settings
 from rallypoint.store.coordination import Coordination, CoordinationError, UnreachableError
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 __all__ = ["EtcdPlace"]
 
 CLEAR_S = 10.0
-MOST_DELETED = 100  # in one transaction; a job keeps the seats and data of its latest generations only
 CONNECT_S = 5.0  # a cluster that has just lost its leader needs seconds to answer
 
 
@@ -117,21 +116,7 @@ class TellingCoordination(EtcdCoordination):
 
 
 def clear_if_over(engine: Coordination) -> None:
-    """Delete what is left of a job of which no node is alive: it has ended, or was killed as a whole, and may begin anew.
-
-    Every node that is alive has a lease, with its record bound to it. Whoever begins anew writes the settings first, so that
-    of two who come at once the second deletes nothing. Settings alone may be those of a node that is about to write its record,
-    and records are never deleted here: one that has been written since we looked is that of a node that lives.
-    """
-    left = engine.read("", time.monotonic() + CLEAR_S)
-    keys = {item.key for item in left.items}
-    if keys <= {job.SETTINGS} or any(item.lease for item in left.items):
-        return
-    same = (Compare(job.SETTINGS, "mod", _changed_at(left, job.SETTINGS)), Compare(job.LEADER, "create", 0))
-    groups = sorted({"/".join(key.split("/")[:2]) for key in keys})
-    deletes = tuple(Delete(group, is_prefix=True) for group in groups[:MOST_DELETED])
-    engine.transact(Transaction(same, deletes), time.monotonic() + CLEAR_S)
-
-
-def _changed_at(snapshot: Snapshot, key: str) -> int:
-    return next((item.mod_revision for item in snapshot.items if item.key == key), 0)
+    """Delete what is left of a job of which no node is alive."""
+    transaction = clearing(engine.read("", time.monotonic() + CLEAR_S))
+    if transaction is not None:
+        engine.transact(transaction, time.monotonic() + CLEAR_S)

@@ -11,7 +11,7 @@ from rallypoint.store.etcd_words import Malformed, fields_of, flag
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from rallypoint.store.etcd_socket import Bell
+    from rallypoint.store.bell import Bell
     from rallypoint.store.etcd_words import Fields
 
 __all__ = ["NOT_ETCD", "check_answer", "check_not_cancelled", "explain_hang_up", "explain_not_found"]

@@ -6,10 +6,10 @@ import random
 import threading
 import time
 
+from rallypoint.store.bell import Bell
 from rallypoint.store.etcd_access import EtcdAccess, tls_context
 from rallypoint.store.etcd_errors import Failure
 from rallypoint.store.etcd_http import HttpConnection
-from rallypoint.store.etcd_socket import Bell
 from rallypoint.store.etcd_words import number
 
 TYPE_CHECKING = False

@@ -9,10 +9,11 @@ from __future__ import annotations
 import random
 
 from rallypoint.records import Value
+from rallypoint.store.bell import Bell
 from rallypoint.store.coordination import CoordinationError, RefusedError, UnreachableError
 from rallypoint.store.etcd_cluster import EtcdCluster
 from rallypoint.store.etcd_errors import EtcdError, Failure, TokenRefused, refusal, summary
-from rallypoint.store.etcd_socket import Bell, Interrupted, wait_readable
+from rallypoint.store.etcd_socket import Interrupted, is_rung
 from rallypoint.store.etcd_talk import PATIENCE_S, Answer, Talk
 from rallypoint.store.etcd_words import encode
 
@@ -85,7 +86,7 @@ class Caller:
         return self._somewhere(attempt, deadline, is_repeatable=True)
 
     def pause(self, pause_s: float) -> None:
-        if wait_readable(self._interrupt, pause_s):
+        if is_rung(self._interrupt, pause_s):
             raise Interrupted
 
     def hang_up(self) -> None:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import time
 
-from rallypoint.store.etcd_socket import Bell, Late, Wire
+from rallypoint.store.bell import Bell
+from rallypoint.store.etcd_socket import Late, Wire
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -15,12 +15,13 @@ import random
 import threading
 from contextlib import contextmanager
 
+from rallypoint.store.bell import Bell
 from rallypoint.store.coordination import RefusedError, StoreGoneError, UnreachableError
 from rallypoint.store.etcd_cluster import EtcdCluster
 from rallypoint.store.etcd_errors import EtcdError
 from rallypoint.store.etcd_gateway import Caller
 from rallypoint.store.etcd_reports import Reports
-from rallypoint.store.etcd_socket import Bell, Interrupted, wait_readable
+from rallypoint.store.etcd_socket import Interrupted, is_rung
 from rallypoint.store.etcd_talk import PATIENCE_S, STATUS
 from rallypoint.store.etcd_words import Malformed, Words, leases, number
 from rallypoint.store.held_lease import HeldLease
@@ -130,7 +131,7 @@ class Keeper:
     def _run(self) -> None:
         try:
             while not self._is_stopped:
-                wait_readable(self._bell, self._wait_s())
+                is_rung(self._bell, self._wait_s())
                 self._bell.silence()
                 self._do_what_is_due()
         except Interrupted:

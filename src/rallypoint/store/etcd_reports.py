@@ -6,8 +6,8 @@ import threading
 from operator import attrgetter
 
 from rallypoint.core.coordination import Event
+from rallypoint.store.bell import Bell
 from rallypoint.store.coordination import CoordinationError, UnreachableError
-from rallypoint.store.etcd_socket import Bell
 
 __all__ = ["Reports"]
 

@@ -9,6 +9,7 @@ import select
 import socket
 import time
 
+from rallypoint.store.bell import Bell
 from rallypoint.store.listening import resolve, tune
 
 TYPE_CHECKING = False
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
     Clock = Callable[[], float]
 
-__all__ = ["Bell", "Interrupted", "Late", "Wire", "wait_readable"]
+__all__ = ["Interrupted", "Late", "Wire", "is_rung"]
 
 CONNECT_S = 1.0  # for each address of a name
 READ_BYTES = 256 * 1024
@@ -35,32 +36,7 @@ class Late(OSError):
     """A deadline has passed."""
 
 
-class Bell:
-    """Readable from when it is rung until it is silenced; may be rung from any thread."""
-
-    def __init__(self) -> None:
-        self._fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-
-    def fileno(self) -> int:
-        return self._fd
-
-    def ring(self) -> None:
-        if self._fd >= 0:
-            os.eventfd_write(self._fd, 1)
-
-    def silence(self) -> None:
-        try:
-            os.eventfd_read(self._fd)
-        except BlockingIOError:
-            return
-
-    def close(self) -> None:
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
-            os.close(fd)
-
-
-def wait_readable(bell: Bell | None, wait_s: float) -> bool:
+def is_rung(bell: Bell | None, wait_s: float) -> bool:
     """Whether the bell rings within this time."""
     poll = select.poll()
     if bell is not None:

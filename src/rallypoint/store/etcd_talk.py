@@ -11,12 +11,12 @@ import math
 from contextlib import closing
 
 from rallypoint.records import Value
+from rallypoint.store.bell import Bell
 from rallypoint.store.coordination import RefusedError
 from rallypoint.store.etcd_answers import NOT_ETCD, check_answer, check_not_cancelled, explain_hang_up, explain_not_found
 from rallypoint.store.etcd_cluster import EtcdCluster
 from rallypoint.store.etcd_errors import EtcdError, Failure, TokenRefused, failure_of, is_hang_up
 from rallypoint.store.etcd_http import NotHttp
-from rallypoint.store.etcd_socket import Bell
 from rallypoint.store.etcd_words import Malformed, encode, number
 
 TYPE_CHECKING = False

@@ -10,13 +10,14 @@ import math
 import random
 import threading
 
+from rallypoint.store.bell import Bell
 from rallypoint.store.coordination import CompactedError, RefusedError, StoreGoneError, UnreachableError
 from rallypoint.store.etcd_causes import events_of
 from rallypoint.store.etcd_cluster import EtcdCluster
 from rallypoint.store.etcd_errors import EtcdError, Failure, TokenRefused
 from rallypoint.store.etcd_gateway import Caller
 from rallypoint.store.etcd_reports import Reports
-from rallypoint.store.etcd_socket import Bell, Interrupted
+from rallypoint.store.etcd_socket import Interrupted
 from rallypoint.store.etcd_talk import Talk
 from rallypoint.store.etcd_words import Malformed, Words, flag, number, revision_of
 

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from rallypoint import defaults
+from rallypoint.store.bell import Bell
 from rallypoint.store.listening import address_of
 
 TYPE_CHECKING = False
@@ -38,10 +39,9 @@ class TcpStoreServer:
         self._sockets = list(sockets)
         self._limit_bytes = limit_bytes
         self._newcomers: deque[tuple[socket.socket, str]] = deque()
-        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._lock = threading.Lock()  # the bell may be rung while it is there
+        self._bell = Bell()
+        self._lock = threading.Lock()  # nobody rings the bell while it is being closed
         self._is_ending = False
-        self._is_closed = False
         self._loop: TcpServingLoop | None = None
         self._thread = threading.Thread(target=self._run, name="rallypoint-tcp-store", daemon=True)
         _open_servers[id(self)] = self
@@ -54,7 +54,7 @@ class TcpStoreServer:
         with self._lock:
             if not self._is_ending:
                 self._newcomers.append((sock, peer))
-                os.eventfd_write(self._bell, 1)
+                self._bell.ring()
                 return
         sock.close()
 
@@ -62,8 +62,7 @@ class TcpStoreServer:
         """End the server and its connections; what it kept is gone. Gives the sockets back, at which somebody may wait again."""
         with self._lock:
             self._is_ending = True
-            if not self._is_closed:
-                os.eventfd_write(self._bell, 1)
+            self._bell.ring()
         if self._thread.ident is None:
             self._let_go()
         elif self._thread is not threading.current_thread():
@@ -90,7 +89,7 @@ class TcpStoreServer:
 
     def _wait_for_somebody(self) -> None:
         somebody = select.poll()
-        for fd in (self._bell, *(sock.fileno() for sock in self._sockets)):
+        for fd in (self._bell.fileno(), *(sock.fileno() for sock in self._sockets)):
             somebody.register(fd, select.POLLIN)
         somebody.poll()
 
@@ -121,9 +120,7 @@ class TcpStoreServer:
             self._is_ending = True
             while self._newcomers:
                 self._newcomers.popleft()[0].close()
-            if not self._is_closed:
-                self._is_closed = True
-                os.close(self._bell)
+            self._bell.close()
 
     def _let_go_in_child(self) -> None:
         """In a fork, which has no thread of ours: close the copies, or peers would never see the server end."""

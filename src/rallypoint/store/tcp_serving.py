@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator
 
 from rallypoint.core.values import NotANumber, StoreFull, Values
 from rallypoint.store import tcp_protocol as wire
+from rallypoint.store.bell import Bell
 from rallypoint.store.doorway import Doorway
 from rallypoint.store.refusals import Refusals
 from rallypoint.store.tcp_connection import PeerGone, TcpConnection
@@ -31,12 +32,12 @@ IN, OUT = select.EPOLLIN, select.EPOLLOUT
 
 
 class TcpServingLoop:
-    """Everything that the server's thread does. The `bell`, an eventfd, ends a turn; `newcomers` were accepted elsewhere."""
+    """Everything that the server's thread does. The `bell` ends a turn; `newcomers` were accepted elsewhere."""
 
     def __init__(
         self,
         listeners: Iterable[socket.socket],
-        bell: int,
+        bell: Bell,
         newcomers: deque[tuple[socket.socket, str]],
         limit_bytes: int,
         most_connections: int,
@@ -53,7 +54,7 @@ class TcpServingLoop:
         self._bell = bell
         self._newcomers = newcomers
         self._poll = select.epoll()
-        self._poll.register(bell, IN)
+        self._poll.register(bell.fileno(), IN)
         self._doorway = Doorway(listeners, self._poll)
 
     def turn(self) -> None:
@@ -173,8 +174,8 @@ class TcpServingLoop:
         if fd in self._doorway:
             for sock, peer in self._doorway.accept(fd, now):
                 self._admit(sock, peer, now)
-        elif fd == self._bell:
-            os.eventfd_read(self._bell)
+        elif fd == self._bell.fileno():
+            self._bell.silence()
             while self._newcomers:
                 self._admit(*self._newcomers.popleft(), now)
 
