@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import re
 import signal
 import socket
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.ports import bound_at, free_ports, is_free
 
 from rallypoint.store.interface import StoreNetworkError
 from rallypoint.store.tcp_store import TCPStore
@@ -19,7 +19,6 @@ from rallypoint.store.tcp_store import TCPStore
 HERE = "127.0.0.1"
 NOT_OURS = "192.0.2.7"
 TIMEOUT_S = 10.0
-PORTS = range(20_000, 32_000)  # below those that the kernel gives to outgoing connections
 LISTENS = "0A"
 
 # What workers have in common: they tell where their store is, and wait until a file is there.
@@ -139,30 +138,6 @@ def wait_for_generation(job: Any, generation: int, workers: int = 1) -> Told:
     job.wait_for(lambda: len(said()) == workers)
     assert len({(one.address, one.port) for one in said()}) == 1
     return said()[0]
-
-
-def bound_at(port: int) -> list[str]:
-    """The addresses at which somebody listens on this port."""
-    found = []
-    for name, width in (("tcp", 8), ("tcp6", 32)):
-        rows = [line.split() for line in Path("/proc/net", name).read_text().splitlines()[1:]]
-        places = [row[1].split(":") for row in rows if row[3] == LISTENS]
-        found += [address[:width] for address, number in places if int(number, 16) == port]
-    return [socket.inet_ntoa(bytes.fromhex(address)[::-1]) if len(address) == 8 else address for address in sorted(found)]
-
-
-def is_free(port: int, address: str = HERE) -> bool:
-    try:
-        with socket.create_server((address, port)):
-            return True
-    except OSError:
-        return False
-
-
-def free_ports(count: int) -> range:
-    """So many ports in a row that nobody has."""
-    starts = random.sample(PORTS, 100)
-    return next(range(first, first + count) for first in starts if all(map(is_free, range(first, first + count))))
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ from __future__ import annotations
 import _socket
 import contextlib
 import os
-import random
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.ports import free_ports, is_free
 
 from rallypoint import defaults
 from rallypoint.errors import RendezvousError, UsageError
@@ -24,22 +24,7 @@ from rallypoint.store.tcp_store import TCPStore
 HERE = "127.0.0.1"
 NOT_OURS = "192.0.2.7"
 TIMEOUT_S = 10.0
-PORTS = range(20_000, 32_000)  # below those that the kernel gives to outgoing connections
 RANK0 = WorkerStoreSettings(defaults.WORKER_STORE_RANK0)
-
-
-def is_free(port: int, address: str = HERE) -> bool:
-    try:
-        with socket.create_server((address, port)):
-            return True
-    except OSError:
-        return False
-
-
-def free_ports(count: int) -> range:
-    """So many ports in a row that nobody has."""
-    starts = random.sample(PORTS, 100)
-    return next(range(first, first + count) for first in starts if all(map(is_free, range(first, first + count))))
 
 
 @pytest.fixture

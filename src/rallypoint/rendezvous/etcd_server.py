@@ -132,7 +132,7 @@ class _Run:
         """Come back when it serves; otherwise leave nothing of it."""
         try:
             self._start_and_wait(stderr, timeout_s, until)
-        except BaseException:
+        except BaseException:  # whatever it was, nothing half done may stay; it is raised again
             self.close()
             raise
 

@@ -105,7 +105,7 @@ class EtcdCoordination(Coordination):
             with self._serving():
                 self._connect_if_need_be(deadline)
                 watch.open(self._caller, deadline)
-        except BaseException:
+        except BaseException:  # whatever it was, nothing half done may stay; it is raised again
             watch.join()
             raise
         self._watches[prefix] = watch

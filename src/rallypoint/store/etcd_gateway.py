@@ -79,7 +79,7 @@ class Caller:
             try:
                 talk.authorise(limit)
                 return Stream(talk.begin(path, body, limit), talk)
-            except BaseException:
+            except BaseException:  # whatever it was, nothing half done may stay; it is raised again
                 talk.close()
                 raise
 

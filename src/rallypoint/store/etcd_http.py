@@ -51,7 +51,7 @@ class HttpConnection:
         self._ends_by_closing = False  # whether that is the only way to tell where the answer ends
         try:
             self._wire.open(deadline)
-        except BaseException:
+        except BaseException:  # whatever it was, nothing half done may stay; it is raised again
             self.close()
             raise
 

@@ -133,7 +133,7 @@ class EtcdWatch:
         try:
             if revision_of(stream.first) >= self._next_revision:
                 self._check_memory(caller, deadline)
-        except BaseException:
+        except BaseException:  # whatever it was, nothing half done may stay; it is raised again
             stream.talk.close()
             raise
         return stream.talk

@@ -183,7 +183,7 @@ class Journal:
             records = b"".join(_packed(name, values.get(name)) for name in changed)
             if records:
                 self._append(fd, records, size)
-        except BaseException:
+        except BaseException:  # whatever it was, nothing half done may stay; it is raised again
             self._forget()
             raise
         return result
@@ -193,7 +193,7 @@ class Journal:
             os.ftruncate(fd, self._place)
         try:
             _write_all(fd, records, self._place)
-        except BaseException:
+        except BaseException:  # whatever it was, nothing half done may stay; it is raised again
             os.ftruncate(fd, self._place)  # a disk that is full takes no half of a record either
             raise
         self._place += len(records)

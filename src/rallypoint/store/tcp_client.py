@@ -75,7 +75,7 @@ class TcpClient:
             except (OSError, ProtocolError) as error:
                 self._give_up(_cause_of(error))
                 raise self._ended() from error
-            except BaseException:
+            except BaseException:  # whatever it was, nothing half done may stay; it is raised again
                 self._give_up("an operation was interrupted before its answer had come")
                 raise
 
@@ -265,7 +265,7 @@ def _open(address: Address, name: str, deadline: float) -> TcpClient:
             raise ConnectionRefusedError("nobody listens there")
         client = TcpClient(sock, name)
         client.greet(_left_s(deadline, GREETING_S))
-    except BaseException:
+    except BaseException:  # whatever it was, nothing half done may stay; it is raised again
         sock.close()
         raise
     return client

@@ -72,7 +72,7 @@ class TCPStore(Store):
             self._connect(self._timeout_s)
             if wait_for_workers and world_size is not None and world_size > 0:
                 self._join(world_size, is_master)
-        except BaseException:
+        except BaseException:  # whatever it was, nothing half done may stay; it is raised again
             self.close()
             raise
 

@@ -6,19 +6,17 @@ Workers tell what they found when they started, and then do what the test orders
 from __future__ import annotations
 
 import json
-import random
 import re
 import signal
-import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests import ports
 
 LOADED_S = 2.0  # what a promise in seconds may be missed by where two cores run the tests of others besides
-PORTS = range(20_000, 32_000)  # below those that the kernel gives to outgoing connections
 
 MEMBER = """
 import json, os, sys, time
@@ -120,18 +118,10 @@ class Job:
         (self.folder / ("finish" if rank is None else f"finish.{rank}")).touch()
 
 
-def is_free(port: int) -> bool:
-    try:
-        with socket.create_server(("::", port), family=socket.AF_INET6, dualstack_ipv6=True):
-            return True
-    except OSError:
-        return False
-
-
 @pytest.fixture(scope="session")
 def free_port() -> Callable[[], int]:
     """``free_port()``: one that nobody listens on, on any address, and that no outgoing connection will take."""
-    return lambda: next(port for port in random.sample(PORTS, 100) if is_free(port))
+    return ports.free_port
 
 
 @pytest.fixture

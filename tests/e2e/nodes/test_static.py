@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.e2e.nodes.orders import BOOM, CONNECT, EXCHANGE, SET_LATE
 
 from rallypoint.store import tcp_protocol as wire
 from rallypoint.store.interface import StoreNetworkError
@@ -19,20 +20,8 @@ HERE = "127.0.0.1"
 TIMEOUT_S = 10.0
 LISTENS, ESTABLISHED = "0A", "01"
 SECRET = "correct horse battery staple"
-BOOM = "raise ValueError('boom')"
 SERVING = "this node hosts the coordination store"
 
-# What a worker can be ordered to do with its store.
-CONNECT = """
-from rallypoint.store.tcp_store import TCPStore
-store = TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), timeout=10)
-"""
-EXCHANGE = """
-store.set(f"from {rank}", rank)
-keys = [f"from {other}" for other in range(int(os.environ["WORLD_SIZE"]))]
-heard = " ".join(value.decode() for value in store.multi_get(keys))
-os.write(1, f"HEARD {heard}\\n".encode())
-"""
 
 
 def connections(port: int, state: str) -> list[str]:
@@ -135,7 +124,7 @@ def test_rank_0_stays_until_the_others_are_done(job: Any):
     nodes = meet(job, "--exit-barrier-timeout", "0.1")
     job.finish(0)
     nodes[0].wait_for_line("staying for the workers of other nodes")
-    job.order(1, CONNECT + "store.set('late', 'yes')\nos.write(1, b'LATE ' + store.get('late') + b'\\n')")
+    job.order(1, CONNECT + SET_LATE)
     nodes[1].wait_for_line("LATE yes")
     finish(job, nodes)
 

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.e2e.nodes.orders import BOOM, CONNECT, EXCHANGE, SET_LATE
+from tests.ports import LISTENS, bound_at
 
 from rallypoint.store.interface import StoreNetworkError
 from rallypoint.store.tcp_store import TCPStore
@@ -17,27 +19,7 @@ from rallypoint.store.tcp_store import TCPStore
 HERE, THERE = "127.0.0.1", "127.0.0.5"
 NOT_OURS = "192.0.2.9"
 TIMEOUT_S = 10.0
-LISTENS = "0A"
 
-# What a worker can be ordered to do with its store.
-CONNECT = """
-from rallypoint.store.tcp_store import TCPStore
-store = TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), timeout=10)
-"""
-EXCHANGE = """
-store.set(f"from {rank}", rank)
-keys = [f"from {other}" for other in range(int(os.environ["WORLD_SIZE"]))]
-heard = " ".join(value.decode() for value in store.multi_get(keys))
-os.write(1, f"HEARD {heard}\\n".encode())
-"""
-BOOM = "raise ValueError('boom')"
-
-
-def bound_at(port: int) -> list[str]:
-    """The addresses of this machine at which somebody listens on this port."""
-    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
-    places = [row[1].split(":") for row in rows if row[3] == LISTENS]
-    return sorted(socket.inet_ntoa(bytes.fromhex(address)[::-1]) for address, number in places if int(number, 16) == port)
 
 
 def listening(node: Any) -> set[int]:
@@ -170,7 +152,7 @@ def test_rank_0_stays_for_the_others(job: Any, first: int, wait_until: Any, aliv
     job.finish(0)
     wait_until(lambda: not alive(worker.pid))
     late = nodes[1 - first]
-    job.order(1, CONNECT + "store.set('late', 'yes')\nos.write(1, b'LATE ' + store.get('late') + b'\\n')")
+    job.order(1, CONNECT + SET_LATE)
     late.wait_for_line("LATE yes")
     assert bound_at(where[1]) == [where[0]]
     job.finish()
@@ -186,7 +168,7 @@ def test_rank_0_stays_for_the_others_where_it_is_not_the_host(job: Any):
     worlds([host, first], 2)
     job.finish(0)
     first.wait_for_line("staying for the workers of other nodes")
-    job.order(1, CONNECT + "store.set('late', 'yes')\nos.write(1, b'LATE ' + store.get('late') + b'\\n')")
+    job.order(1, CONNECT + SET_LATE)
     host.wait_for_line("LATE yes")
     job.finish()
     assert [first.wait(), host.wait()] == [0, 0]

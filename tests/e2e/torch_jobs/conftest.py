@@ -8,10 +8,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import random
 import re
 import signal
-import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -19,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.ports import free_port
 
 PROGRAMS = Path(__file__).parent / "programs"
-PORTS = range(20_000, 32_000)  # below those that the kernel gives to outgoing connections
 MEETING_S = 50.0  # two cores load torch for four workers in 4 s when nobody else needs them
 LISTENS = "0A"  # in the kernel's table of sockets
 
@@ -92,19 +90,6 @@ class TorchJob:
 
     def _is_over(self) -> bool:
         return any(agent.process.poll() is not None for agent in self.agents)
-
-
-def is_free(port: int) -> bool:
-    try:
-        with socket.create_server(("::", port), family=socket.AF_INET6, dualstack_ipv6=True):
-            return True
-    except OSError:
-        return False
-
-
-def free_port() -> int:
-    """One that nobody listens on, on any address, and that no outgoing connection will take."""
-    return next(port for port in random.sample(PORTS, 100) if is_free(port))
 
 
 @pytest.fixture
