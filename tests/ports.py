@@ -32,6 +32,12 @@ def free_ports(count: int) -> range:
     return next(range(first, first + count) for first in starts if all(map(is_free, range(first, first + count))))
 
 
+def free_port_pairs(count: int) -> list[int]:
+    """The first ports of so many pairs that nobody has, none of them twice."""
+    free = (first for first in random.sample(PORTS[::2], 200) if is_free(first) and is_free(first + 1))
+    return [next(free) for _ in range(count)]
+
+
 def free_port() -> int:
     """One that nobody listens on, on any address, and that no outgoing connection will take."""
     return next(port for port in random.sample(PORTS, 100) if is_free_everywhere(port))

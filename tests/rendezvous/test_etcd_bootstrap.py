@@ -5,7 +5,6 @@ from __future__ import annotations
 import http.client
 import json
 import os
-import random
 import shutil
 import signal
 import socket
@@ -15,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.e2e.nodes.conftest import MEMBER, Job, Node, is_free
+from tests.e2e.nodes.conftest import MEMBER, Job, Node
 from tests.etcd_cluster import any_binary, binary_of
+from tests.ports import free_port_pairs
 
 from rallypoint.errors import ExitCode, UsageError
 from rallypoint.rendezvous import etcd_member
@@ -26,15 +26,13 @@ from rallypoint.rendezvous.etcd_settings import parse_endpoints
 from rallypoint.store.etcd_access import EtcdAccess
 
 LOOPBACK = "127.0.0.1"
-PORTS = range(20_000, 32_000, 2)  # below those that the kernel gives to outgoing connections
 CONF = "bootstrap=true,fence=3,last_call_timeout=0.5,keep_alive_interval=0.5"
 REQUEST_S = 2.0
 
 
 def free_endpoints(count: int) -> str:
     """Endpoints on this machine, each with two ports that nobody uses."""
-    found = (port for port in random.sample(PORTS, 200) if is_free(port) and is_free(port + 1))
-    return ",".join(f"{LOOPBACK}:{next(found)}" for _ in range(count))
+    return ",".join(f"{LOOPBACK}:{port}" for port in free_port_pairs(count))
 
 
 class Cluster(Job):
