@@ -27,6 +27,11 @@ from typing import Protocol
 import pytest
 
 PR_SET_CHILD_SUBREAPER = 36
+INHERITED_HANDLERS = {
+    signal.SIGINT: signal.default_int_handler,
+    signal.SIGQUIT: signal.SIG_DFL,
+    signal.SIGHUP: signal.SIG_DFL,
+}
 LEFTOVER_DEADLINE_S = 3.0
 DEFAULT_TIMEOUT_S = 30.0
 FOREIGN_PREFIXES = ("PET_", "TORCHELASTIC_", "TORCH_ELASTIC_", "TORCH_NCCL_", "GROUP_", "ROLE_", "RALLYPOINT_")
@@ -40,9 +45,12 @@ Condition = Callable[[], object]
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Adopt orphans, so that they can be seen."""
+    """Adopt orphans, so that they can be seen; and let signals work, which a shell's background job is started without."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    for number, handler in INHERITED_HANDLERS.items():
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
