@@ -38,6 +38,7 @@ def own_sinks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         logging.getLogger(f"torchelastic-events-{destination}").removeHandler(handler)
 
 
+GROUP = "rallypoint.event_sinks"
 EVENT = Event("torchelastic.worker.status.FAILED", EventSource.WORKER, 17, {"run_id": "job", "rank": 3, "f": 1.5, "n": None})
 RDZV_EVENT = RdzvEvent("file:name", "job", "message", "host", 1, NodeState.RUNNING, "host:1", 3, 4, "trace")
 
@@ -106,7 +107,7 @@ def test_the_handler_of_a_sink_is_the_same_each_time() -> None:
 
 def test_an_unknown_sink_is_refused_with_the_known_ones() -> None:
     for refuse in (events.check_sink, events.get_logging_handler, lambda name: events.record(EVENT, name)):
-        with pytest.raises(UsageError, match="'syslog'; available: console, null"):
+        with pytest.raises(UsageError, match="'syslog'; available: console, file, null"):
             refuse("syslog")
 
 
@@ -170,3 +171,32 @@ def test_a_rendezvous_event_goes_through_the_modules_own_name(monkeypatch: pytes
 def test_a_rendezvous_event_for_nobody_is_not_even_written(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(RdzvEvent, "serialize", lambda self: pytest.fail("serialised for nobody"))
     events.record_rdzv_event(RDZV_EVENT)
+
+
+class Plugin:
+    """An entry point, as an installed package has it."""
+
+    name, value = "theirs", "their_package:create"
+
+    def __init__(self, create: object) -> None:
+        self.create = create
+
+    def load(self) -> object:
+        if isinstance(self.create, Exception):
+            raise self.create
+        return self.create
+
+
+def test_a_plug_in_is_a_sink(monkeypatch: pytest.MonkeyPatch) -> None:
+    """P44"""
+    recorder = Recorder()
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: [Plugin(lambda: recorder)] * (group == GROUP))
+    events.check_sink("theirs")
+    events.record(EVENT, "theirs")
+    assert recorder.lines == [EVENT.serialize()]
+
+
+def test_a_plug_in_that_cannot_be_loaded_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: [Plugin(ImportError("no such module"))])
+    with pytest.raises(UsageError, match=r"'theirs' \(their_package:create\) cannot be loaded: .*no such module"):
+        events.check_sink("theirs")

@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 
 from rallypoint import defaults, report
 from rallypoint.agent_peers import AgentPeers
-from rallypoint.agent_records import AgentRecords, _get_fq_hostname
+from rallypoint.agent_records import AgentRecords, _get_fq_hostname, describe
 from rallypoint.core import agent as machine
 from rallypoint.core import restarts
 from rallypoint.core.ranks import Member, WorkerRanks, assign
@@ -21,6 +21,7 @@ from rallypoint.metrics import prof, put_metric
 from rallypoint.processes.context import wait_readable
 from rallypoint.processes.signals import inbox
 from rallypoint.role_info import _RoleInstanceInfo
+from rallypoint.run_record import RunRecord
 from rallypoint.store import barriers
 from rallypoint.workers import RunResult, Worker, WorkerGroup, WorkerSpec, WorkerState
 
@@ -70,6 +71,7 @@ class SimpleElasticAgent(AgentRecords, AgentPeers, ElasticAgent):
         self._purse = restarts.Purse()
         self._started_at = time.monotonic()
         self._restarting = machine.Restart("", 0)
+        self._run_record = RunRecord(spec)
 
     def get_worker_group(self, role: str = DEFAULT_ROLE) -> WorkerGroup:
         return self._worker_group
@@ -119,6 +121,7 @@ class SimpleElasticAgent(AgentRecords, AgentPeers, ElasticAgent):
     def _invoke_run(self, role: str = DEFAULT_ROLE) -> RunResult:
         """Perform one action after the other until the run is over."""
         self._state, action = machine.begin()
+        self._note(action)
         while not isinstance(action, machine.Finish | machine.Abandon):
             action = self._observe(self._attempt(action))
         if isinstance(action, machine.Abandon):
@@ -129,7 +132,7 @@ class SimpleElasticAgent(AgentRecords, AgentPeers, ElasticAgent):
 
     def _observe(self, seen: machine.Observation) -> machine.Action:
         self._state, action = machine.step(self._state, seen)
-        report.debug(f"{type(self._state).__name__}: {action.why}")
+        self._note(action)
         return action
 
     def _attempt(self, action: machine.Action) -> machine.Observation:
@@ -193,7 +196,8 @@ class SimpleElasticAgent(AgentRecords, AgentPeers, ElasticAgent):
             case WorkerState.SUCCEEDED:
                 return peers or machine.Succeeded()
             case WorkerState.FAILED | WorkerState.UNHEALTHY:
-                return machine.Failed(_describe(result), self._report_failure(result))
+                self._run_record.failed(result)
+                return machine.Failed(describe(result), self._report_failure(result))
             case WorkerState.HEALTHY if self._peers() is not None:
                 return peers or machine.PeersWaiting(0)
             case WorkerState.HEALTHY:
@@ -212,6 +216,7 @@ class SimpleElasticAgent(AgentRecords, AgentPeers, ElasticAgent):
             worker_group.workers[local_rank].id = worker_id
         worker_group.state = WorkerState.HEALTHY
         self._last_result = RunResult(WorkerState.HEALTHY)
+        self._note_generation()
 
     @prof
     def _restart_workers(self, worker_group: WorkerGroup) -> None:
@@ -277,15 +282,3 @@ class SimpleElasticAgent(AgentRecords, AgentPeers, ElasticAgent):
 
 def _workers(ranks: tuple[WorkerRanks, ...]) -> list[Worker]:
     return [Worker(one.local_rank, one.global_rank, one.role_rank, one.world_size, one.role_world_size) for one in ranks]
-
-
-def _describe(result: RunResult) -> str:
-    """One line on the first failure, for the line that says what is done about it."""
-    if not result.failures:
-        return f"the workers are {result.state.name}"
-    from rallypoint.processes.failures import ChildFailedError
-
-    rank, failure = ChildFailedError("", result.failures).get_first_failure()
-    others = len(result.failures) - 1
-    more = f" and {others} more" if others else ""
-    return f"rank {rank} (pid {failure.pid}){more} failed: {failure.message}"

@@ -7,15 +7,20 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from rallypoint.events import Event, EventSource, is_recorded, record
+from rallypoint import report
+from rallypoint.core import agent as machine
+from rallypoint.events import FILE, Event, EventSource, is_recorded, record
+from rallypoint.json_text import to_json
 from rallypoint.metrics import put_metric
+from rallypoint.rendezvous.coordinated import CoordinatedHandler
+from rallypoint.run_record import RunRecord
 from rallypoint.workers import RunResult, Worker, WorkerGroup, WorkerState
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-__all__ = ["AgentRecords"]
+__all__ = ["AgentRecords", "describe"]
 
 
 def _get_fq_hostname() -> str:
@@ -29,6 +34,36 @@ class AgentRecords:
     _worker_group: WorkerGroup
     _remaining_restarts: int
     _total_execution_time: int
+    _state: machine.State
+    _run_record: RunRecord
+
+    def _note(self, action: machine.Action) -> None:
+        """Put down in which state we are now, and why."""
+        report.debug(f"{type(self._state).__name__}: {action.why}")
+        self._run_record.entered(self._state, action.why, self._checkpoint_at)
+        if isinstance(action, machine.Restart):
+            restarts = self._restarts() + action.restarts_spent
+            self._run_record.note("restart", why=action.why, restarts=restarts, delay_s=action.delay_s)
+
+    def _note_generation(self) -> None:
+        self._run_record.formed(self._worker_group, self._generation(), self._restarts(), self._attempt_folder())
+
+    def _restarts(self) -> int:
+        """How many have been spent so far."""
+        return self._worker_group.spec.max_restarts - self._remaining_restarts
+
+    def _generation(self) -> int:
+        """The number that all nodes know; 0 where nobody gives one."""
+        handler = self._worker_group.spec.rdzv_handler
+        return handler.generation() if isinstance(handler, CoordinatedHandler) else 0
+
+    def _attempt_folder(self) -> str:
+        """Where the logs of the present workers are; empty where there are none."""
+        return ""
+
+    def _checkpoint_at(self) -> float | None:
+        """When the workers last had a complete checkpoint, if they tell of any."""
+        return None
 
     def get_event_failed(self) -> Event:
         """The event that says that the agent, not a worker, failed; to be called where the exception is handled."""
@@ -47,20 +82,21 @@ class AgentRecords:
             yield
         finally:
             duration_ms = (time.perf_counter() - started_at) * 1000
-            self._record_if_wanted(state, EventSource.AGENT, duration_ms=duration_ms)
+            self._record_event(state, EventSource.AGENT, duration_ms=duration_ms)
 
-    def _record_if_wanted(self, state: str, source: EventSource, **facts: Any) -> None:
-        """Building an event costs more than a start has to spare, so none is built for a sink that drops it."""
-        sink = self._worker_group.spec.event_log_handler
-        if is_recorded(sink):
-            record(self._construct_event(state, source, **facts), sink)
+    def _record_event(self, state: str, source: EventSource, **facts: Any) -> None:
+        """To the run's own file, and to the sink that the user has chosen."""
+        event, sink = self._construct_event(state, source, **facts), self._worker_group.spec.event_log_handler
+        if sink != FILE and is_recorded(sink):
+            record(event, sink)
+        self._run_record.file.add(event)
 
     def _record_worker_events(self, result: RunResult) -> None:
         for worker in self._worker_group.workers:
             failure = result.failures.get(worker.global_rank)
-            raw_error = _to_json(failure.error_file_data) if failure else None
+            raw_error = to_json(failure.error_file_data) if failure else None
             state = self._get_worker_state(worker, result)
-            self._record_if_wanted(state, EventSource.WORKER, worker=worker, raw_error=raw_error)
+            self._record_event(state, EventSource.WORKER, worker=worker, raw_error=raw_error)
 
     def _get_worker_state(self, worker: Worker, result: RunResult) -> str:
         """A worker that ended with its group but not by itself was terminated by the agent."""
@@ -97,8 +133,8 @@ class AgentRecords:
             "total_run_time": self._total_execution_time,
             "rdzv_backend": spec.rdzv_handler.get_backend(),
             "raw_error": raw_error,
-            "metadata": _to_json(details),
-            "agent_restarts": spec.max_restarts - self._remaining_restarts,
+            "metadata": to_json(details),
+            "agent_restarts": self._restarts(),
             "duration_ms": duration_ms,
         }
         return Event(f"torchelastic.worker.status.{state}", source=source, metadata=metadata)
@@ -122,7 +158,13 @@ class AgentRecords:
         put_metric(f"workers.{self._worker_group.spec.role}.{name}", int(value))
 
 
-def _to_json(value: Any) -> str:
-    import json
+def describe(result: RunResult) -> str:
+    """One line on the first failure, for the line that says what is done about it."""
+    if not result.failures:
+        return f"the workers are {result.state.name}"
+    from rallypoint.processes.failures import ChildFailedError
 
-    return json.dumps(value)
+    rank, failure = ChildFailedError("", result.failures).get_first_failure()
+    others = len(result.failures) - 1
+    more = f" and {others} more" if others else ""
+    return f"rank {rank} (pid {failure.pid}){more} failed: {failure.message}"

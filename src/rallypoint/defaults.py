@@ -108,6 +108,8 @@ EXIT_BARRIER_TIMEOUT_S = 300.0
 
 # Logs.
 TEMPORARY_DIR = "/tmp"  # where TMPDIR names no other
+EVENT_FILE = "events.jsonl"  # in the folder of the run
 STDERR_TAIL_BYTES = 16 * 1024  # how much of each worker's stderr is remembered for the summary
 ENTRY_POINTS_LOGS_SPECS = "torchrun.logs_specs"
+ENTRY_POINTS_EVENT_SINKS = "rallypoint.event_sinks"
 ENTRY_POINTS_RENDEZVOUS = "torchrun.handlers"

@@ -1,9 +1,10 @@
 """What happened in the job, as structured records for machines to read.
 
-An event goes to a *sink*, chosen by name: ``null`` forgets it, ``console`` writes it to stderr as one line of JSON, and others
-can be added by `register_sink`. Most jobs have the null sink, so an event that nobody will see costs a lookup: nothing is
-serialised, and neither ``json`` nor ``logging`` is imported. Other programs replace `get_logging_handler` in this module, so it
-is looked up anew for each event, and a replaced one is always asked.
+An event goes to a *sink*, chosen by name: ``null`` forgets it, ``console`` writes it to stderr as one line of JSON, ``file``
+appends that line to the event file of the run, where the agent's own events go in any case, and others can be added by
+`register_sink` or as entry points of the group ``rallypoint.event_sinks``. Most jobs have the null sink, so an event that nobody
+will see costs a lookup: nothing is serialised, and neither ``json`` nor ``logging`` is imported. Other programs replace
+`get_logging_handler` in this module, so it is looked up anew for each event, and a replaced one is always asked.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from rallypoint.records import Record, field
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import logging
+    from importlib.metadata import EntryPoint
 
 __all__ = [
     "Event",
@@ -37,6 +39,7 @@ __all__ = [
 ]
 
 NULL = defaults.EVENT_LOG_HANDLER
+FILE = "file"
 RENDEZVOUS_SINK = "dynamic_rendezvous"
 
 EventMetadataValue = str | int | float | bool | None
@@ -127,7 +130,18 @@ def _console_sink() -> logging.Handler:
     return logging.StreamHandler()
 
 
-_sinks: dict[str, Callable[[], logging.Handler]] = {NULL: _null_sink, "console": _console_sink, RENDEZVOUS_SINK: _null_sink}
+def _file_sink() -> logging.Handler:
+    from rallypoint.event_sink import EventFileHandler
+
+    return EventFileHandler()
+
+
+_sinks: dict[str, Callable[[], logging.Handler]] = {
+    NULL: _null_sink,
+    "console": _console_sink,
+    FILE: _file_sink,
+    RENDEZVOUS_SINK: _null_sink,
+}
 _handlers: dict[str, logging.Handler] = {}  # those that were needed so far
 _attached: dict[str, logging.Handler] = {}  # which handler of ours each sink's logger has
 
@@ -146,8 +160,25 @@ def check_sink(name: str) -> None:
 
 def _require(name: str) -> None:
     if name not in _sinks:
-        known = ", ".join(sorted(_sinks.keys() - {RENDEZVOUS_SINK}))
-        raise UsageError(f"event_log_handler: there is no event sink {name!r}; available: {known}")
+        plugins = _find_plugins()
+        if name not in plugins:
+            known = ", ".join(sorted({*_sinks, *plugins} - {RENDEZVOUS_SINK}))
+            raise UsageError(f"event_log_handler: there is no event sink {name!r}; available: {known}")
+        _sinks[name] = _load(name, plugins[name])
+
+
+def _find_plugins() -> dict[str, EntryPoint]:
+    from importlib.metadata import entry_points
+
+    return {plugin.name: plugin for plugin in entry_points(group=defaults.ENTRY_POINTS_EVENT_SINKS)}
+
+
+def _load(name: str, plugin: EntryPoint) -> Callable[[], logging.Handler]:
+    try:
+        create_handler: Callable[[], logging.Handler] = plugin.load()
+    except Exception as error:  # a plug-in is somebody else's code, and may fail in any way
+        raise UsageError(f"event_log_handler: {name!r} ({plugin.value}) cannot be loaded: {error!r}") from error
+    return create_handler
 
 
 def get_logging_handler(destination: str = NULL) -> logging.Handler:

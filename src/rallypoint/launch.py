@@ -18,7 +18,7 @@ from rallypoint.rendezvous import registry as rdzv_registry
 from rallypoint.rendezvous.coordinated import CoordinatedHandler
 from rallypoint.rendezvous.endpoint import parse_rendezvous_endpoint
 from rallypoint.rendezvous.handler import RendezvousHandler, RendezvousParameters
-from rallypoint.workers import RunResult, WorkerSpec
+from rallypoint.workers import RunResult, WorkerSpec, _get_entrypoint_name
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -162,15 +162,6 @@ def _is_child_failure(error: Exception) -> bool:
     """Whether workers failed, here or elsewhere, not the agent; the class is imported only where one was raised."""
     failures = sys.modules.get("rallypoint.processes.failures")
     return isinstance(error, JobFailedError) or (failures is not None and isinstance(error, failures.ChildFailedError))
-
-
-def _get_entrypoint_name(entrypoint: Entrypoint, args: Sequence[Any]) -> str:
-    """A function's name; for our own interpreter the script, which is the first argument that is no flag; else the program."""
-    if isinstance(entrypoint, str):
-        if entrypoint != sys.executable:
-            return entrypoint
-        return next((str(arg) for arg in args if not str(arg).startswith("-")), "")
-    return str(getattr(entrypoint, "__qualname__", entrypoint)) if entrypoint is not None else ""
 
 
 def _get_addr_and_port(rdzv_parameters: RendezvousParameters) -> tuple[str | None, int | None]:

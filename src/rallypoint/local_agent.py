@@ -60,11 +60,26 @@ class LocalElasticAgent(SimpleElasticAgent):
         self._restart_policy = restart_policy or self._restart_policy
 
     def run(self, role: str = "default") -> RunResult:
+        self._run_record.began(self._worker_group.spec, self._time_outs())
         try:
             with warden_client.keep_wardens():
-                return super().run(role)
+                result = super().run(role)
+            self._run_record.ended(not result.is_failed(), self._run_record.board.status.why)
+            return result
+        except BaseException as error:  # whatever it was, it ends the run; it is raised again
+            self._run_record.ended(False, f"{type(error).__name__}: {error}")
+            raise
         finally:
             self._close_logs()
+
+    def _time_outs(self) -> dict[str, float | None]:
+        """Those that this agent keeps, for the run's record."""
+        return {
+            "shutdown_timeout": self._shutdown_timeout,
+            "exit_barrier_timeout": self._exit_barrier_timeout,
+            "uninterruptible_timeout": self._kill_wait_s,
+            "monitor_interval": self._worker_group.spec.monitor_interval,
+        }
 
     def _close_logs(self) -> None:
         """Leave no empty folder behind, and say where the rest is."""
@@ -95,9 +110,19 @@ class LocalElasticAgent(SimpleElasticAgent):
         )
         if self._kill_wait_s is not None and isinstance(self._pcontext, WardedContext):
             self._pcontext.kill_wait_s = self._kill_wait_s
-        if isinstance(self._logs_specs, DefaultLogsSpecs) and self._logs_specs.keeps_output:
-            self._tell_logs(self._logs_specs)
+        if isinstance(self._logs_specs, DefaultLogsSpecs):
+            self._use_folder(self._logs_specs)
         return self._pcontext.pids()
+
+    def _use_folder(self, specs: DefaultLogsSpecs) -> None:
+        """The run has a folder now."""
+        if specs.keeps_output:
+            self._tell_logs(specs)
+        if specs.run_log_dir:
+            self._run_record.file.place(os.path.join(specs.run_log_dir, defaults.EVENT_FILE))
+
+    def _attempt_folder(self) -> str:
+        return self._logs_specs.attempt_dir if isinstance(self._logs_specs, DefaultLogsSpecs) else ""
 
     def _plan(self, group: WorkerGroup) -> list[WorkerPlan]:
         spec = group.spec
@@ -108,7 +133,7 @@ class LocalElasticAgent(SimpleElasticAgent):
             local_world_size=spec.local_world_size,
             master_addr=group.master_addr or "",
             master_port=group.master_port or 0,
-            restart_count=spec.max_restarts - self._remaining_restarts,
+            restart_count=self._restarts(),
             max_restarts=spec.max_restarts,
             run_id=spec.rdzv_handler.get_run_id(),
             use_agent_store=bool(spec.rdzv_handler.use_agent_store),

@@ -6,7 +6,8 @@ The names, fields and slots are those that code written for torch's elastic agen
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
 from enum import Enum
 
 from rallypoint import defaults
@@ -64,6 +65,15 @@ class WorkerSpec(Record):
         if isinstance(self.entrypoint, str):
             return os.path.basename(self.entrypoint)
         return str(getattr(self.entrypoint, "__qualname__", self.entrypoint))
+
+
+def _get_entrypoint_name(entrypoint: Callable[..., Any] | str | None, args: Sequence[Any]) -> str:
+    """A function's name; for our own interpreter the script, which is the first argument that is no flag; else the program."""
+    if isinstance(entrypoint, str):
+        if entrypoint != sys.executable:
+            return entrypoint
+        return next((str(arg) for arg in args if not str(arg).startswith("-")), "")
+    return str(getattr(entrypoint, "__qualname__", entrypoint)) if entrypoint is not None else ""
 
 
 class Worker:

@@ -188,7 +188,7 @@ def test_each_attempt_finds_its_number_and_a_folder_of_its_own(make_agent: MakeA
     seen = tellings(told)
     assert set(seen) == {"trainer.0.0", "trainer.0.1", "trainer.0.2"}
     (run_folder,) = (tmp_path / "logs").iterdir()
-    assert {folder.name: (folder / "0" / "stdout.log").read_text() for folder in run_folder.iterdir()} == {
+    assert {folder.name: (folder / "0" / "stdout.log").read_text() for folder in run_folder.glob("attempt_*")} == {
         f"attempt_{number}": f"attempt {number}\n" for number in range(3)
     }
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from rallypoint import events, metrics
+from rallypoint import events, metrics, report
 from rallypoint.events import Event, EventSource
 from rallypoint.local_agent import LocalElasticAgent
 from rallypoint.processes.log_specs import DefaultLogsSpecs
@@ -190,10 +190,48 @@ def test_a_duration_is_recorded_also_if_the_block_fails(make_agent: MakeAgent, r
     assert [event.name for event in recorder.events] == ["torchelastic.worker.status.MY_STATE"]
 
 
-def test_nothing_is_built_for_the_null_sink(make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatch) -> None:
-    agent = make_agent("exit 0", event_log_handler="null")
-    monkeypatch.setattr(agent, "_construct_event", lambda *args, **kwargs: pytest.fail("an event was built for nobody"))
+def lines_of(folder: Path) -> list[Event]:
+    (file,) = folder.glob("*/events.jsonl")
+    return [Event.deserialize(line) for line in file.read_text().splitlines()]
+
+
+def test_the_event_file_tells_the_run_whatever_the_sink_is(make_agent: MakeAgent, tmp_path: Path) -> None:
+    """P44"""
+    make_agent("exit 0", event_log_handler="null").run()
+    told = lines_of(tmp_path / "logs")
+    assert [event.name for event in told if event.name.startswith("rallypoint.run")] == [
+        "rallypoint.run.started",
+        "rallypoint.run.ended",
+    ]
+    assert {"torchelastic.worker.status.RENDEZVOUS", "torchelastic.worker.status.SUCCEEDED"} <= {event.name for event in told}
+    assert told == sorted(told, key=lambda event: event.timestamp)
+    ended = told[-1].metadata
+    assert ended["succeeded"]
+    assert sum(ended["seconds"].values()) == pytest.approx(ended["wall_s"], abs=1e-4)  # type: ignore[union-attr]
+
+
+def test_the_sink_named_file_gets_each_event_once(make_agent: MakeAgent, tmp_path: Path) -> None:
+    """P44: and so does what others record there."""
+    agent = make_agent("exit 0", event_log_handler="file")
     agent.run()
+    events.record(Event("mine", EventSource.WORKER, metadata={"fact": 1}), "file")
+    told = lines_of(tmp_path / "logs")
+    assert [event.name for event in told].count("torchelastic.worker.status.SUCCEEDED") == 1
+    assert told[-1].name == "mine"
+    assert told[-1].metadata == {"fact": 1}
+
+
+def test_a_file_that_cannot_be_written_is_told_once(make_agent: MakeAgent, tmp_path: Path, capsys: Any) -> None:
+    told: list[str] = []
+    report.set_sink(lambda level, text: told.append(text))
+    agent = make_agent("exit 0", event_log_handler="null")
+    agent._run_record.file.place(str(tmp_path / "nowhere" / "events.jsonl"))
+    agent._run_record.file.place = lambda path: None  # type: ignore[method-assign]
+    try:
+        assert agent.run().state is WorkerState.SUCCEEDED
+    finally:
+        report.set_sink(None)
+    assert len([text for text in told if "events are lost" in text and "No such file" in text]) == 1
 
 
 def test_the_state_of_a_worker_that_is_not_in_the_result(make_agent: MakeAgent) -> None:

@@ -22,6 +22,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 
+from rallypoint.core.ranks import WorkerRanks
 from rallypoint.core.restarts import Purse
 from rallypoint.records import Value
 
@@ -126,6 +127,12 @@ class Seat(Value):
     world_size: int
     first_role_rank: int
     role_world_size: int
+
+    def worker_ranks(self, workers: int) -> tuple[WorkerRanks, ...]:
+        return tuple(
+            WorkerRanks(local, self.first_rank + local, self.first_role_rank + local, self.world_size, self.role_world_size)
+            for local in range(workers)
+        )
 
 
 class Generation(Value):

@@ -5,9 +5,10 @@ what explains a failure is written before the restart, and must still be there a
 
     <log_dir>/<run_id>_<random>/attempt_<n>/<local_rank>/{stdout.log,stderr.log,error.json}
     <log_dir>/<run_id>_<random>/attempt_<n>/{filtered_stdout.log,filtered_stderr.log}
+    <log_dir>/<run_id>_<random>/events.jsonl
 
 Nothing is made before ``reify``. Without a log folder a private temporary one is used, which goes away again with
-``discard_if_empty`` when nothing was logged.
+``discard_if_empty`` when nothing was logged but the events of the run itself.
 """
 
 from __future__ import annotations
@@ -123,6 +124,7 @@ class DefaultLogsSpecs(LogsSpecs):
         self._is_temporary = not log_dir
         super().__init__(log_dir or _temporary_path(), redirects, tee, local_ranks_filter)
         self._run_log_dir = ""
+        self._attempt_dir = ""
         self._last_attempt = -1
 
     def __repr__(self) -> str:
@@ -135,6 +137,11 @@ class DefaultLogsSpecs(LogsSpecs):
     def run_log_dir(self) -> str:
         """This run's own folder, to be shown to the user; empty before the first ``reify``."""
         return self._run_log_dir
+
+    @property
+    def attempt_dir(self) -> str:
+        """The folder of the last group of workers; empty where there is none."""
+        return self._attempt_dir
 
     @property
     def keeps_output(self) -> bool:
@@ -152,6 +159,7 @@ class DefaultLogsSpecs(LogsSpecs):
         except OSError as error:
             culprit = defaults.ENV_TMPDIR if self._is_temporary else "--log-dir"
             raise _log_dir_error(self.root_log_dir, str(error), culprit) from error
+        self._attempt_dir = attempt_dir
         return self._destinations(sorted(envs), attempt_dir)
 
     def discard_if_empty(self) -> bool:
@@ -163,7 +171,7 @@ class DefaultLogsSpecs(LogsSpecs):
         except OSError:  # somebody else keeps something there, so it stays
             return False
         self._root_log_dir = _temporary_path()
-        self._run_log_dir = ""
+        self._run_log_dir = self._attempt_dir = ""
         self._last_attempt = -1
         return True
 
@@ -258,9 +266,9 @@ def _make_new_folder(stem: str) -> str:
 
 
 def _holds_nothing(root: str) -> bool:
-    """Whether there is nothing but folders and empty files, as a stream that stayed silent leaves one."""
+    """Whether there is nothing but folders, the run's events, and empty files, as a stream that stayed silent leaves one."""
     for folder, _, files in os.walk(root):
-        for name in files:
+        for name in filter(lambda name: name != defaults.EVENT_FILE, files):
             status = os.lstat(os.path.join(folder, name))
             if status.st_size or not stat.S_ISREG(status.st_mode):
                 return False

@@ -48,6 +48,10 @@ class CoordinatedHandler(WakingHandler):
     def worker_ranks(self) -> tuple[WorkerRanks, ...]:
         """The ranks of our workers in the generation that was last formed with us."""
 
+    def generation(self) -> int:
+        """The number of the generation that was last formed with us; 0 where generations have none."""
+        return 0
+
     @abstractmethod
     def restart_count(self) -> int:
         """How many failures the job as a whole has paid for."""

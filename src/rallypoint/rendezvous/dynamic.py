@@ -123,11 +123,10 @@ class DynamicRendezvous(CoordinatedHandler):
 
     def worker_ranks(self) -> tuple[WorkerRanks, ...]:
         assert self._seated is not None
-        seat = self._seated.seat
-        return tuple(
-            WorkerRanks(local, seat.first_rank + local, seat.first_role_rank + local, seat.world_size, seat.role_world_size)
-            for local in range(self._introduction.workers)
-        )
+        return self._seated.seat.worker_ranks(self._introduction.workers)
+
+    def generation(self) -> int:
+        return self._seated.generation.number if self._seated else 0
 
     def restart_count(self) -> int:
         return self._seated.generation.purse.failures if self._seated else 0
