@@ -217,6 +217,7 @@ class SimpleElasticAgent(AgentRecords, AgentPeers, ElasticAgent):
         worker_group.state = WorkerState.HEALTHY
         self._last_result = RunResult(WorkerState.HEALTHY)
         self._note_generation()
+        self._record_worker_start_events()
 
     @prof
     def _restart_workers(self, worker_group: WorkerGroup) -> None:

@@ -85,18 +85,30 @@ class AgentRecords:
             self._record_event(state, EventSource.AGENT, duration_ms=duration_ms)
 
     def _record_event(self, state: str, source: EventSource, **facts: Any) -> None:
+        self._send_events(self._construct_event(state, source, **facts))
+
+    def _send_events(self, *events: Event) -> None:
         """To the run's own file, and to the sink that the user has chosen."""
-        event, sink = self._construct_event(state, source, **facts), self._worker_group.spec.event_log_handler
-        if sink != FILE and is_recorded(sink):
+        sink = self._worker_group.spec.event_log_handler
+        for event in events if sink != FILE and is_recorded(sink) else ():
             record(event, sink)
-        self._run_record.file.add(event)
+        self._run_record.file.add(*events)
+
+    def _record_worker_start_events(self) -> None:
+        workers = self._worker_group.workers
+        self._send_events(*(self._construct_event("START", EventSource.WORKER, worker) for worker in workers))
 
     def _record_worker_events(self, result: RunResult) -> None:
-        for worker in self._worker_group.workers:
-            failure = result.failures.get(worker.global_rank)
-            raw_error = to_json(failure.error_file_data) if failure else None
-            state = self._get_worker_state(worker, result)
-            self._record_event(state, EventSource.WORKER, worker=worker, raw_error=raw_error)
+        self._send_events(*(self._end_of(worker, result) for worker in self._worker_group.workers))
+
+    def _end_of(self, worker: Worker, result: RunResult) -> Event:
+        state, failure = self._get_worker_state(worker, result), result.failures.get(worker.global_rank)
+        if failure is None:
+            return self._construct_event(state, EventSource.WORKER, worker)
+        error = to_json(failure.error_file_data)
+        return self._construct_event(
+            state, EventSource.WORKER, worker, error, exit_code=failure.exitcode, worker_pid=failure.pid
+        )
 
     def _get_worker_state(self, worker: Worker, result: RunResult) -> str:
         """A worker that ended with its group but not by itself was terminated by the agent."""
@@ -114,6 +126,8 @@ class AgentRecords:
         worker: Worker | None = None,
         raw_error: str | None = None,
         duration_ms: float | None = None,
+        exit_code: int | None = None,
+        worker_pid: int | None = None,
     ) -> Event:
         group = self._worker_group
         spec = group.spec
@@ -122,6 +136,8 @@ class AgentRecords:
             details["local_rank"] = (worker.local_rank,)
             details["role_rank"] = (worker.role_rank,)
             details["role_world_size"] = (worker.role_world_size,)
+            details["exit_code"] = (exit_code,)
+            details["worker_pid"] = (worker_pid,)
         metadata = {
             "run_id": spec.rdzv_handler.get_run_id(),
             "global_rank": worker.global_rank if worker is not None else None,

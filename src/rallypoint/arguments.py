@@ -55,8 +55,6 @@ def config_from_args(args: Any) -> tuple[LaunchConfig, EntryPoint, list[str]]:
     """The job that `args` describe: its configuration, what each worker starts, and the arguments for that."""
     args = command_line.complete(args)
     entry, arguments = entry_point(args)
-    if args.numa_binding is not None:
-        raise UsageError("--numa-binding: binding workers to NUMA nodes is not available in this version; leave it out")
     workers = _read(args, "nproc_per_node", determine_local_world_size)
     meeting = _meeting(args)
     config = LaunchConfig(
@@ -75,6 +73,7 @@ def config_from_args(args: Any) -> tuple[LaunchConfig, EntryPoint, list[str]]:
         log_line_prefix_template=args.log_line_prefix_template or os.environ.get(defaults.ENV_LOG_LINE_PREFIX_TEMPLATE),
         local_addr=args.local_addr,
         event_log_handler=args.event_log_handler,
+        numa_options=_numa_options(args.numa_binding),
         signals_to_handle=args.signals_to_handle,
         duplicate_stdout_filters=args.duplicate_stdout_filters,
         duplicate_stderr_filters=args.duplicate_stderr_filters,
@@ -83,6 +82,9 @@ def config_from_args(args: Any) -> tuple[LaunchConfig, EntryPoint, list[str]]:
         exit_barrier_timeout=args.exit_barrier_timeout,
         log_max_bytes=args.log_max_size,
         worker_env=_worker_env(args, workers),
+        hang_timeout=_read(args, "hang_timeout", _hang_timeout),
+        health_port=args.health_port,
+        health_addr=args.health_addr,
     )
     _tell_threads(config, args.omp_num_threads)
     return config, entry, arguments
@@ -245,6 +247,23 @@ def _parse_ranks(text: str) -> set[int] | None:
     if not all(map(str.isdecimal, ranks)):
         raise UsageError(f"{text!r} is not a list of local ranks, as in 0,1,2")
     return set(map(int, ranks)) or None
+
+
+def _numa_options(binding: str | None) -> Any:
+    """A job whose workers are not bound does not load what knows about it."""
+    if binding is None:
+        return None
+    from rallypoint.affinity import AffinityMode, NumaOptions
+
+    return NumaOptions(AffinityMode(binding))
+
+
+def _hang_timeout(text: str | None) -> str | None:
+    if text is not None:
+        from rallypoint.core.hangs import parse_hang_timeout
+
+        parse_hang_timeout(text)
+    return text
 
 
 def _worker_env(args: SimpleNamespace, workers: int) -> dict[str, str]:

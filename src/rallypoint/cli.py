@@ -35,7 +35,7 @@ __all__ = [
     "run_script_path",
 ]
 
-_COMMANDS = ("run",)
+_COMMANDS = ("run", "explain", "stacks")
 _LEVELS = {"DEBUG": 10, "INFO": 20, "WARN": 30, "WARNING": 30, "ERROR": 40, "CRITICAL": 50, "FATAL": 50}
 _SIGNAL_BASE = 128  # what shells add to the number of the signal that ended a process
 _SIGINT = 2
@@ -66,6 +66,8 @@ def rallypoint_main(argv: Sequence[str] | None = None) -> int:
     command, *rest = list(sys.argv[1:] if argv is None else argv) or ["--help"]
     if command == "run":
         return main(rest)
+    if command in _COMMANDS:
+        return _command(command, rest)
     if command == "--version":
         return _print(_version("rallypoint"))
     if command in ("-h", "--help"):
@@ -86,9 +88,25 @@ def parse_args(args: Sequence[str] | None = None) -> SimpleNamespace:
 def run(args: Any) -> None:
     """Run the job that `args` describe, to its end."""
     config, entry, arguments = config_from_args(args)
+    if getattr(args, "dry_run", False):  # arguments of a parser of torchrun's have none
+        from rallypoint import dry_run
+
+        _print(dry_run.describe(config, entry, arguments))
+        return
     from rallypoint import launch
 
     launch.elastic_launch(config, entry)(*arguments)
+
+
+def _command(name: str, argv: list[str]) -> int:
+    """A command that looks at a run, and runs none."""
+    if name == "explain":
+        from rallypoint.explain import explain_main
+
+        return explain_main(argv)
+    from rallypoint.stacks_command import stacks_main
+
+    return stacks_main(argv)
 
 
 def _answer(args: SimpleNamespace) -> int:

@@ -43,7 +43,7 @@ class LaunchConfig(Record):
     metrics_cfg: settings of the metrics sink.
     local_addr: the address of this node that its peers can reach.
     event_log_handler: the name of the sink for events.
-    numa_options: not available in this version.
+    numa_options: a `NumaOptions`: to which CPUs each worker is bound.
     signals_to_handle: names of signals that end the job, separated by commas.
     duplicate_stdout_filters, duplicate_stderr_filters: tee'd lines with one of these texts go to one more file.
     virtual_local_rank: each worker gets LOCAL_RANK=0 and one visible device.
@@ -55,8 +55,10 @@ class LaunchConfig(Record):
     no_retry_exit_codes: exit codes of workers after which the job ends without a restart; -n for signal n.
     restart_backoff: seconds before the second restart, doubled with each one after that; the first comes at once.
     restart_window: only restarts within so many seconds count against max_restarts; 0: all of the job's.
+    hang_timeout: seconds without a sign of life after which a worker hangs; other limits may follow, see `--hang-timeout`.
+    health_port, health_addr: where to answer health checks; None asks the environment.
 
-    The last three may stand in rdzv_configs instead; either way they end up in both.
+    Those on restarts may stand in rdzv_configs instead; either way they end up in both.
     """
 
     min_nodes: int
@@ -89,6 +91,9 @@ class LaunchConfig(Record):
     no_retry_exit_codes: tuple[int, ...] = field(default=(), kw_only=True)
     restart_backoff: float = field(default=defaults.RESTART_BACKOFF_S, kw_only=True)
     restart_window: float = field(default=defaults.RESTART_WINDOW_S, kw_only=True)
+    hang_timeout: str | float | None = field(default=None, kw_only=True)
+    health_port: int | None = field(default=None, kw_only=True)
+    health_addr: str = field(default=defaults.HEALTH_ADDR, kw_only=True)
 
     def __post_init__(self) -> None:
         self._check_counts()
@@ -96,7 +101,11 @@ class LaunchConfig(Record):
         self._check_texts()
         _check_signals(self.signals_to_handle)
         if self.numa_options is not None:
-            raise UsageError("numa_options: binding workers to NUMA nodes is not available in this version; leave it out")
+            from rallypoint.affinity import read_options
+
+            self.numa_options = read_options(self.numa_options)
+        if self.hang_timeout is not None:
+            _check_hang_timeout(self.hang_timeout)
         self.rdzv_configs = {**self.rdzv_configs, "timeout": self._timeout()}
         for name in defaults.RESTART_SETTINGS:
             if name in self.rdzv_configs or getattr(self, name) != self._constants[name]:
@@ -165,6 +174,15 @@ def resolve_shutdown_timeout(shutdown_timeout: int | None) -> int:
         raise UsageError(f"{defaults.ENV_SHUTDOWN_TIMEOUT} must be a whole number of seconds, not {text!r}") from None
     _check_seconds(defaults.ENV_SHUTDOWN_TIMEOUT, seconds)
     return seconds
+
+
+def _check_hang_timeout(value: object) -> None:
+    from rallypoint.core.hangs import parse_hang_timeout
+
+    try:
+        parse_hang_timeout(str(value))
+    except UsageError as problem:
+        raise UsageError(f"hang_timeout: {problem}") from problem
 
 
 def _check_whole(name: str, value: Any, at_least: int) -> None:

@@ -33,6 +33,10 @@ ENV_CUDA_VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
 # What the agent itself reads.
 ENV_SHUTDOWN_TIMEOUT = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 ENV_UNINTERRUPTIBLE_TIMEOUT = "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT"
+ENV_CONTROL_SOCKET = "TORCH_WORKER_SERVER_SOCKET"  # workers find it too, each its own
+ENV_ENABLE_FILE_TIMER = "TORCHELASTIC_ENABLE_FILE_TIMER"
+ENV_TIMER_FILE = "TORCHELASTIC_TIMER_FILE"  # workers find it too
+ENV_HEALTH_CHECK_PORT = "TORCHELASTIC_HEALTH_CHECK_PORT"
 ENV_LOG_LINE_PREFIX_TEMPLATE = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"
 ENV_PYTHON_EXEC = "PYTHON_EXEC"
 ENV_LOG_LEVEL = "LOGLEVEL"
@@ -101,6 +105,10 @@ RESTART_BACKOFF_MAX_S = 30.0
 RESTART_WINDOW_S = 0.0  # none: the budget is for the whole job
 RESTART_SETTINGS = ("no_retry_exit_codes", "restart_backoff", "restart_window")  # those that LaunchConfig has as fields
 
+# Health.
+HEALTH_ADDR = "127.0.0.1"
+HEALTH_TIMEOUT_S = 60  # without a sign of progress
+
 # Ends.
 SHUTDOWN_TIMEOUT_S = 30  # from the first signal to SIGKILL
 UNINTERRUPTIBLE_TIMEOUT_S = 10.0  # from SIGKILL until a process is called unkillable
@@ -108,6 +116,7 @@ EXIT_BARRIER_TIMEOUT_S = 300.0
 
 # Logs.
 TEMPORARY_DIR = "/tmp"  # where TMPDIR names no other
+EVENT_SCHEMA = 1  # of what an agent writes there; a reader refuses a higher one
 EVENT_FILE = "events.jsonl"  # in the folder of the run
 STDERR_TAIL_BYTES = 16 * 1024  # how much of each worker's stderr is remembered for the summary
 ENTRY_POINTS_LOGS_SPECS = "torchrun.logs_specs"

@@ -6,6 +6,7 @@ file closed again: whatever ends the agent, the lines before are there. A disk t
 
 from __future__ import annotations
 
+import _thread  # threading takes longer to import, and this is on the way to the first worker
 import os
 import time
 
@@ -24,26 +25,30 @@ class EventFile:
         self._path = ""
         self._pending: list[Event] = []
         self._has_warned = False
+        self._lock = _thread.allocate_lock()  # timers expire on a thread of their own
 
     @property
     def path(self) -> str:
         """Empty as long as there is none."""
         return self._path
 
-    def add(self, event: Event) -> None:
-        """Put an event on record; one without a time gets the present one."""
-        event.timestamp = event.timestamp or int(time.time() * 1000)
-        self._pending.append(event)
-        if self._path:
-            self._write()
-        else:
-            del self._pending[:-KEPT_AT_MOST]
+    def add(self, *events: Event) -> None:
+        """Put events on record; one without a time gets the present one."""
+        for event in events:
+            event.timestamp = event.timestamp or int(time.time() * 1000)
+        with self._lock:
+            self._pending += events
+            if self._path:
+                self._write()
+            else:
+                del self._pending[:-KEPT_AT_MOST]
 
     def place(self, path: str) -> None:
         """From now on all goes to this file, also what was kept."""
-        if path != self._path:
-            self._path = path
-            self._write()
+        with self._lock:
+            if path != self._path:
+                self._path = path
+                self._write()
 
     def _write(self) -> None:
         from rallypoint.json_text import to_json

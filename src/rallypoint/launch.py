@@ -22,6 +22,7 @@ from rallypoint.workers import RunResult, WorkerSpec, _get_entrypoint_name
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import socket
     from typing import Any
 
     Entrypoint = Callable[..., Any] | str | None
@@ -53,8 +54,15 @@ def launch_agent(
         report.debug(f"the config names no run_id; {config.run_id} was drawn")
     events.check_sink(config.event_log_handler)
     metrics.initialize_metrics(metrics.MetricsConfig(config.metrics_cfg))
-    spec = _worker_spec(config, entrypoint, args)
-    agent = _make_agent(config, spec, health_check_server)
+    _check_senses(config)
+    listeners = [] if health_check_server is not None else _open_health_port(config)
+    try:
+        spec = _worker_spec(config, entrypoint, args)
+        agent = _make_agent(config, spec, health_check_server, listeners)
+    except BaseException:  # raised again, but the port is freed
+        for listener in listeners:
+            listener.close()
+        raise
     shutdown_rdzv = True
     try:
         result = agent.run()
@@ -74,6 +82,27 @@ def launch_agent(
     finally:
         if shutdown_rdzv:
             spec.rdzv_handler.shutdown()
+
+
+def _check_senses(config: LaunchConfig) -> None:
+    """Refuse what could only fail later, before any node waits for this one."""
+    if config.numa_options is not None:
+        from rallypoint.affinity import check_binding
+
+        check_binding(config.numa_options, config.nproc_per_node)
+    timer_file = os.environ.get(defaults.ENV_TIMER_FILE)
+    if timer_file and os.environ.get(defaults.ENV_ENABLE_FILE_TIMER) == "1":
+        from rallypoint.timers.timer_pipe import check_timer_file
+
+        check_timer_file(timer_file)
+
+
+def _open_health_port(config: LaunchConfig) -> list[socket.socket]:
+    if config.health_port is None and not os.environ.get(defaults.ENV_HEALTH_CHECK_PORT):
+        return []
+    from rallypoint.health.port import open_listeners_or_explain, resolve_health_port
+
+    return open_listeners_or_explain(config.health_addr, resolve_health_port(config.health_port))
 
 
 def _worker_spec(config: LaunchConfig, entrypoint: Entrypoint, args: Sequence[Any]) -> WorkerSpec:
@@ -106,7 +135,9 @@ def _worker_spec(config: LaunchConfig, entrypoint: Entrypoint, args: Sequence[An
     )
 
 
-def _make_agent(config: LaunchConfig, spec: WorkerSpec, health_check_server: Any) -> LocalElasticAgent:
+def _make_agent(
+    config: LaunchConfig, spec: WorkerSpec, health_check_server: Any, health_listeners: list[socket.socket]
+) -> LocalElasticAgent:
     if config.logs_specs is None:
         raise UsageError("logs_specs was set to None after the config was made; leave it out for the default")
     if config.log_max_bytes is not None:
@@ -121,6 +152,8 @@ def _make_agent(config: LaunchConfig, spec: WorkerSpec, health_check_server: Any
         health_check_server=health_check_server,
         signals_to_handle=config.signals_to_handle,
         worker_env=config.worker_env,
+        hang_timeout=config.hang_timeout,
+        health_listeners=health_listeners,
         restart_policy=RestartPolicy(
             config.max_restarts,
             no_retry_exit_codes=config.no_retry_exit_codes,

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+import time
+from collections.abc import Sequence
 
 from rallypoint import defaults, report
-from rallypoint.agent import SimpleElasticAgent
+from rallypoint.agent_senses import AgentSenses
+from rallypoint.core import agent as machine
 from rallypoint.core.ranks import WorkerRanks
 from rallypoint.core.restarts import RestartPolicy
 from rallypoint.core.worker_plan import Group, WorkerPlan, plan_worker
@@ -23,12 +26,13 @@ from rallypoint.workers import RunResult, WorkerGroup, WorkerSpec, WorkerState
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import socket
     from typing import Any
 
 __all__ = ["LocalElasticAgent"]
 
 
-class LocalElasticAgent(SimpleElasticAgent):
+class LocalElasticAgent(AgentSenses):
     """Starts `spec.local_world_size` workers on this machine, and starts or stops them as one."""
 
     def __init__(
@@ -45,6 +49,8 @@ class LocalElasticAgent(SimpleElasticAgent):
         signals_to_handle: str = defaults.SIGNALS_TO_HANDLE,
         worker_env: dict[str, str] | None = None,
         restart_policy: RestartPolicy | None = None,
+        hang_timeout: str | float | None = None,
+        health_listeners: Sequence[socket.socket] = (),
     ) -> None:
         super().__init__(spec, exit_barrier_timeout, shutdown_timeout)
         self._start_method = start_method
@@ -53,6 +59,10 @@ class LocalElasticAgent(SimpleElasticAgent):
         self._log_line_prefix_template = log_line_prefix_template
         self._logs_specs = logs_specs
         self._health_check_server = health_check_server
+        self._worker_watchdog = None
+        self._hang_watch = None
+        self._hang_timeout = hang_timeout
+        self._health_listeners = list(health_listeners)
         self._kill_wait_s = _kill_wait(uninterruptible_state_timeout)
         self._signals_to_handle = signals_to_handle
         self._worker_env = worker_env or {}
@@ -62,24 +72,41 @@ class LocalElasticAgent(SimpleElasticAgent):
     def run(self, role: str = "default") -> RunResult:
         self._run_record.began(self._worker_group.spec, self._time_outs())
         try:
+            self._open_senses()
             with warden_client.keep_wardens():
                 result = super().run(role)
             self._run_record.ended(not result.is_failed(), self._run_record.board.status.why)
             return result
         except BaseException as error:  # whatever it was, it ends the run; it is raised again
-            self._run_record.ended(False, f"{type(error).__name__}: {error}")
+            state = self._state
+            self._run_record.ended(False, state.why if isinstance(state, machine.Done) else f"{type(error).__name__}: {error}")
+            self._keep_story()
             raise
         finally:
+            self._close_senses()
             self._close_logs()
 
-    def _time_outs(self) -> dict[str, float | None]:
+    def _time_outs(self) -> dict[str, object]:
         """Those that this agent keeps, for the run's record."""
         return {
             "shutdown_timeout": self._shutdown_timeout,
             "exit_barrier_timeout": self._exit_barrier_timeout,
             "uninterruptible_timeout": self._kill_wait_s,
             "monitor_interval": self._worker_group.spec.monitor_interval,
+            "hang_timeout": self._hang_timeout,
         }
+
+    def _keep_story(self) -> None:
+        """A run that failed before its first workers has no folder yet; where the user has named one for logs, it gets it."""
+        specs = self._logs_specs
+        if self._run_record.file.path or not isinstance(specs, DefaultLogsSpecs) or specs.is_temporary:
+            return
+        try:
+            specs.make_run_folder(self._run_record.board.status.run_id)
+        except OSError as error:
+            report.warn(f"the events of this run could not be kept: {error}")
+        else:
+            self._use_folder(specs)
 
     def _close_logs(self) -> None:
         """Leave no empty folder behind, and say where the rest is."""
@@ -95,12 +122,14 @@ class LocalElasticAgent(SimpleElasticAgent):
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         spec = worker_group.spec
         plans = self._plan(worker_group)
+        envs = {plan.local_rank: {**plan.env, **self._hang_env(plan.local_rank)} for plan in plans}
+        self._setup_local_watchdog(envs=envs)
         prefixes = {plan.local_rank: plan.prefix for plan in plans if plan.prefix is not None}
         self._pcontext = start_processes(
             name=spec.role,
             entrypoint=spec.entrypoint or "",
             args={plan.local_rank: plan.args for plan in plans},
-            envs={plan.local_rank: plan.env for plan in plans},
+            envs=envs,
             logs_specs=self._logs_specs,
             log_line_prefixes=prefixes or None,
             start_method=self._start_method,
@@ -112,6 +141,7 @@ class LocalElasticAgent(SimpleElasticAgent):
             self._pcontext.kill_wait_s = self._kill_wait_s
         if isinstance(self._logs_specs, DefaultLogsSpecs):
             self._use_folder(self._logs_specs)
+        self._watch_for_hangs(self._pcontext.pids())
         return self._pcontext.pids()
 
     def _use_folder(self, specs: DefaultLogsSpecs) -> None:
@@ -126,6 +156,7 @@ class LocalElasticAgent(SimpleElasticAgent):
 
     def _plan(self, group: WorkerGroup) -> list[WorkerPlan]:
         spec = group.spec
+        masks = _mask_variables() if spec.virtual_local_rank else (defaults.ENV_CUDA_VISIBLE_DEVICES,)
         shared = Group(
             role=spec.role,
             group_rank=group.group_rank or 0,
@@ -141,7 +172,8 @@ class LocalElasticAgent(SimpleElasticAgent):
             hostname=os.uname().nodename,
             prefix_template=self._log_line_prefix_template,
             virtual_local_rank=spec.virtual_local_rank,
-            visible_devices=os.environ.get(defaults.ENV_CUDA_VISIBLE_DEVICES),
+            visible_devices=next((os.environ[name] for name in masks if os.environ.get(name)), None),
+            mask_variables=masks,
             extra_env=self._worker_env,
             inherited=os.environ,
         )
@@ -156,6 +188,8 @@ class LocalElasticAgent(SimpleElasticAgent):
     def _shutdown(
         self, death_sig: signal.Signals = signal.SIGTERM, timeout: float = defaults.SHUTDOWN_TIMEOUT_S, is_restart: bool = False
     ) -> None:
+        self._stop_watching_for_hangs()
+        self._stop_local_watchdog()
         if isinstance(self._pcontext, WardedContext):
             peers = self._peers()
             self._pcontext.hurry_fd = peers.fence_fd() if peers is not None else None
@@ -173,6 +207,7 @@ class LocalElasticAgent(SimpleElasticAgent):
             return RunResult(WorkerState.UNKNOWN)
         ended = context.wait(0)
         if ended is None:
+            self._look_for_hangs()
             return RunResult(WorkerState.HEALTHY)
         global_rank = {worker.local_rank: worker.global_rank for worker in worker_group.workers}
         if ended.is_failed():
@@ -186,8 +221,17 @@ class LocalElasticAgent(SimpleElasticAgent):
         peers_fd = handler.wakeup_fd() if isinstance(handler, WakingHandler) else None
         is_ours = type(self)._monitor_workers is LocalElasticAgent._monitor_workers
         must_poll = news_fd is None or not is_ours or not isinstance(handler, WakingHandler)
-        timeout_s = self._worker_group.spec.monitor_interval if must_poll else None
-        wait_readable([news_fd if is_ours else None, peers_fd, inbox.fileno()], timeout_s)
+        timeouts_s = [self._worker_group.spec.monitor_interval] if must_poll else []
+        if self._hang_watch is not None and (look_at := self._hang_watch.next_look_at()) is not None:
+            timeouts_s.append(look_at - time.monotonic())
+        wait_readable([news_fd if is_ours else None, peers_fd, inbox.fileno()], min(timeouts_s, default=None))
+
+
+def _mask_variables() -> tuple[str, ...]:
+    """The variables by which a worker is shown one device only, for the kinds that this machine has."""
+    from rallypoint.devices import mask_variables
+
+    return mask_variables()
 
 
 def _kill_wait(given_s: float | None) -> float | None:

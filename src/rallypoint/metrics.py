@@ -34,6 +34,7 @@ __all__ = [
     "MetricsConfig",
     "NullMetricHandler",
     "configure",
+    "default_handler",
     "getStream",
     "get_elapsed_time_ms",
     "initialize_metrics",
@@ -106,6 +107,11 @@ def configure(handler: MetricHandler, group: str | None = None) -> None:
         _default_handler = handler
     else:
         _handlers[group] = handler
+
+
+def default_handler() -> MetricHandler:
+    """Where the metrics of groups without a handler of their own go now."""
+    return _default_handler
 
 
 def initialize_metrics(cfg: MetricsConfig | None = None) -> None:

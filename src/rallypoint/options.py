@@ -19,11 +19,12 @@ if TYPE_CHECKING:
 
 __all__ = ["BY_NAME", "GROUPS", "OPTIONS", "Option"]
 
-JOB, RENDEZVOUS, STATIC, WORKERS, LOGS, ENDS, PROGRAM, ANSWERS = GROUPS = (
+JOB, RENDEZVOUS, STATIC, WORKERS, WATCH, LOGS, ENDS, PROGRAM, ANSWERS = GROUPS = (
     "Size of the job",
     "Rendezvous",
     "Static rendezvous",
     "Workers",
+    "Watching over the job",
     "Logs",
     "Failures, signals and the end",
     "What is started",
@@ -109,9 +110,20 @@ OPTIONS: tuple[Option, ...] = (
            "OMP_NUM_THREADS of each worker: a number, or `auto` to divide the allowed CPUs by the workers. Not given: 1 where"
            " the variable is unset and there is more than one worker.", "N|auto"),
     Option("--virtual-local-rank", "flag", False, WORKERS, "Each worker gets LOCAL_RANK=0 and one visible device."),
-    Option("--numa-binding", "choice", None, WORKERS, "Bind each worker to CPUs near its device. Not available in this version.",
-           "HOW", choices=("node", "socket", "exclusive", "core-complex"), has_variable=False),
-    Option("--event-log-handler", "str", defaults.EVENT_LOG_HANDLER, WORKERS, "Where events go: a registered sink.", "NAME"),
+    Option("--numa-binding", "choice", None, WORKERS,
+           "Bind each worker to CPUs near its device: those of the NUMA node, of the socket, a share of the node's cores for"
+           " itself alone, or those of one last-level cache.", "HOW", choices=("node", "socket", "exclusive", "core-complex"),
+           has_variable=False),
+    Option("--hang-timeout", "str", None, WATCH,
+           "A worker that gives no sign of life for so long hangs: all stacks are written down, and it is ended. Other limits may"
+           " follow by name, as in 60,starting=900,checkpoint=600. Not given: nobody is watched.", "SECONDS[,NAME=SECONDS]"),
+    Option("--health-port", "int", None, WATCH,
+           "Answer health checks over HTTP at this port: /healthz, /readyz, /metrics. Not given:"
+           f" {defaults.ENV_HEALTH_CHECK_PORT}, else no port is opened.", "PORT"),
+    Option("--health-addr", "str", defaults.HEALTH_ADDR, WATCH,
+           "The address for --health-port; 0.0.0.0 for all that this machine has.", "ADDRESS"),
+    Option("--event-log-handler", "str", defaults.EVENT_LOG_HANDLER, WATCH,
+           "Where events go besides the file events.jsonl of the run's log folder: null, console, or a registered sink.", "NAME"),
     Option("--log-dir", "str", None, LOGS, "Each run makes its own folder in this one. Not given: a temporary one.", "FOLDER"),
     Option("--redirects", "str", "0", LOGS,
            "Streams that go to log files only: 0 none, 1 stdout, 2 stderr, 3 both; or by local rank, as in 0:1,10:3.",
@@ -148,6 +160,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("--module", "flag", False, PROGRAM, "The script is the name of a module, as for `python -m`.", short="-m"),
     Option("--no-python", "flag", False, PROGRAM, "The script is a program of its own and is not given to Python."),
     Option("--run-path", "flag", False, PROGRAM, "Run the script inside rallypoint's own Python worker (runpy.run_path)."),
+    Option("--dry-run", "flag", False, PROGRAM, "Show what would be started on this node, and how, and start nothing."),
     Option("--help", "flag", False, ANSWERS, "Show this and exit.", short="-h", has_variable=False, answers=True),
     Option("--version", "flag", False, ANSWERS, "Show the version and exit.", has_variable=False, answers=True),
     Option("--print-completion", "choice", None, ANSWERS, "Print a completion script for this shell and exit.", "SHELL",

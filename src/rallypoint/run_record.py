@@ -10,7 +10,7 @@ import os
 import time
 from collections.abc import Callable
 
-from rallypoint import event_file
+from rallypoint import defaults, event_file
 from rallypoint.core import phases
 from rallypoint.core.phases import DONE, RUNNING
 from rallypoint.events import Event, EventSource
@@ -21,9 +21,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from rallypoint.core import agent as machine
 
-__all__ = ["SCHEMA", "RunRecord"]
-
-SCHEMA = 1  # of the events below; a reader refuses a higher one
+__all__ = ["RunRecord"]
 
 
 class RunRecord:
@@ -44,17 +42,21 @@ class RunRecord:
         )
 
     def note(self, name: str, **facts: object) -> None:
-        """Put something down, with the seconds since the run began."""
-        metadata = {"t": self._since_beginning(time.monotonic()), **facts}
+        """Put down something that happened just now."""
+        self._note_at(time.monotonic(), name, facts)
+
+    def _note_at(self, at: float, name: str, facts: dict[str, object]) -> None:
+        """With the seconds since the run began."""
+        metadata = {"t": self._since_beginning(at), **facts}
         self.file.add(Event(f"rallypoint.{name}", EventSource.AGENT, metadata=metadata))  # type: ignore[arg-type]
 
-    def began(self, spec: WorkerSpec, settings: dict[str, float | None]) -> None:
+    def began(self, spec: WorkerSpec, settings: dict[str, object]) -> None:
         from rallypoint import __version__
 
         status = self.board.status
         self.note(
             "run.started",
-            schema=SCHEMA,
+            schema=defaults.EVENT_SCHEMA,
             run_id=status.run_id,
             hostname=status.hostname,
             pid=os.getpid(),
@@ -79,7 +81,7 @@ class RunRecord:
         if before.phase == RUNNING and kept_until is not None:
             facts["kept_s"] = _rounded(ledger.seconds[RUNNING] - before.seconds[RUNNING])
         self.board.change(ledger=ledger, why=why)
-        self.note("phase", **facts)
+        self._note_at(now, "phase", facts)
 
     def formed(self, group: WorkerGroup, generation: int, restarts: int, folder: str) -> None:
         """All workers of a generation have been started here."""
@@ -98,7 +100,7 @@ class RunRecord:
 
     def failed(self, result: RunResult) -> None:
         status = self.board.status
-        self.board.change(failed_workers=status.failed_workers + len(result.failures))
+        self.board.count("failed_workers", len(result.failures))
         for rank, failure in sorted(result.failures.items()):
             self.note(
                 "worker.failed",
@@ -117,7 +119,8 @@ class RunRecord:
         ledger = phases.enter(self.board.status.ledger, DONE, now)
         self.board.change(ledger=ledger, why=why)
         seconds = {phase: _rounded(spent) for phase, spent in ledger.seconds.items()}
-        self.note("run.ended", succeeded=succeeded, why=why, seconds=seconds, wall_s=self._since_beginning(now))
+        wall_s = self._since_beginning(now)
+        self._note_at(now, "run.ended", {"succeeded": succeeded, "why": why, "seconds": seconds, "wall_s": wall_s})
 
     def _since_beginning(self, now: float) -> float:
         return _rounded(now - self._began_at)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread  # threading takes longer to import, and this is on the way to the first worker
 from collections.abc import Callable
 
 from rallypoint.core.phases import Ledger
@@ -38,6 +39,13 @@ class StatusBoard:
     def __init__(self, status: AgentStatus) -> None:
         self.status = status
         self.read_progress: Callable[[], float | None] = lambda: None
+        self._lock = _thread.allocate_lock()
 
     def change(self, **changes: object) -> None:
-        self.status = self.status.replace(**changes)
+        with self._lock:
+            self.status = self.status.replace(**changes)
+
+    def count(self, name: str, more: int = 1) -> None:
+        """Add to one of the numbers; timers expire on a thread of their own."""
+        with self._lock:
+            self.status = self.status.replace(**{name: getattr(self.status, name) + more})

@@ -33,6 +33,8 @@ usage: rallypoint run [flags] script [arguments of the script]
 
 Commands:
   run         start the workers of a job; the same as rallyrun, and `rallypoint run --help` lists its flags
+  explain     tell what became of a run, and where its time went, from its log folder
+  stacks      show what the threads of a worker are doing, through its control socket
 
   --help      show this and exit
   --version   show the version and exit"""

@@ -292,6 +292,7 @@ def test_what_the_config_says_reaches_the_agent_and_its_workers(make_config: Mak
         no_retry_exit_codes=(2, 64),
         restart_backoff=0.5,
         restart_window=60.0,
+        hang_timeout="30,starting=60",
     )
     with mock.patch(AGENT) as agent_class, mock.patch(RECORD) as record:
         agent_class.return_value.run.return_value = RunResult(WorkerState.SUCCEEDED)
@@ -312,6 +313,8 @@ def test_what_the_config_says_reaches_the_agent_and_its_workers(make_config: Mak
         "health_check_server": "server",
         "signals_to_handle": "SIGTERM",
         "worker_env": {"A": "b"},
+        "hang_timeout": "30,starting=60",
+        "health_listeners": [],
         "restart_policy": RestartPolicy(5, no_retry_exit_codes=(2, 64), backoff_s=0.5, window_s=60.0),
     }
     assert record.call_args.args[1] == "console"

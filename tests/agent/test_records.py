@@ -92,8 +92,8 @@ def test_the_events_of_a_run(make_agent: MakeAgent, recorder: Recorder) -> None:
     assert [(event.name, event.source) for event in recorder.events] == [
         ("torchelastic.worker.status.RENDEZVOUS", EventSource.AGENT),
         ("torchelastic.worker.status.ASSIGN_WORKER_RANKS", EventSource.AGENT),
-        ("torchelastic.worker.status.SUCCEEDED", EventSource.WORKER),
-        ("torchelastic.worker.status.SUCCEEDED", EventSource.WORKER),
+        *[("torchelastic.worker.status.START", EventSource.WORKER)] * 2,
+        *[("torchelastic.worker.status.SUCCEEDED", EventSource.WORKER)] * 2,
     ]
     assert all(set(event.metadata) == METADATA for event in recorder.events)
 
@@ -124,6 +124,8 @@ def test_a_workers_event(make_agent: MakeAgent, recorder: Recorder) -> None:
         "local_rank": [1],
         "role_rank": [1],
         "role_world_size": [2],
+        "exit_code": [None],
+        "worker_pid": [None],
     }
 
 

@@ -15,17 +15,21 @@ import rallypoint
 LAYERS = (
     ("__main__",),
     ("cli",),
-    ("arguments", "command_line", "entry_point", "options", "usage", "completion"),
+    ("arguments", "command_line", "completion", "dry_run", "entry_point", "explain", "options", "stacks_command", "usage"),
     ("launch",),
     ("config",),
-    ("local_agent",),
-    ("agent", "agent_peers", "agent_records"),
-    ("workers", "role_info", "rendezvous", "processes", "events", "metrics", "devices"),
+    ("local_agent", "agent_senses"),
+    ("agent", "agent_peers", "agent_records", "run_record"),
+    (
+        "affinity", "control_plane", "data", "devices", "event_file", "event_logs", "event_sink", "events", "health", "metrics",
+        "processes", "rendezvous", "role_info", "status", "timers", "topology", "watchdog", "worker", "workers",
+    ),
+    ("serving",),
     ("testing",),
     ("store",),
     ("core",),
-    ("file_limit", "sizes", "report", "records", "defaults", "errors"),
-)
+    ("file_limit", "json_text", "sizes", "report", "records", "defaults", "errors", "worker_site"),
+)  # fmt: skip
 HEIGHT = {name: len(LAYERS) - index for index, names in enumerate(LAYERS) for name in names}
 
 PURE = {

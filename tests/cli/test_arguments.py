@@ -304,7 +304,7 @@ def test_the_rest_of_the_flags_reach_the_configuration(train: str):
 @pytest.mark.parametrize(
     ("flags", "culprit"),
     [
-        (["--numa-binding=node"], "--numa-binding"), (["--nproc-per-node=0"], "--nproc-per-node: 0"),
+        (["--hang-timeout=soon"], "--hang-timeout: "), (["--nproc-per-node=0"], "--nproc-per-node: 0"),
         (["--nproc-per-node=many"], "--nproc-per-node: 'many'"), (["--max-restarts=-1"], "max_restarts"),
         (["--monitor-interval=0"], "monitor_interval"), (["--role=a\nb"], "role"),
         (["--shutdown-timeout=-1"], "shutdown_timeout"),

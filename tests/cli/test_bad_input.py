@@ -51,7 +51,8 @@ def run(folder: Path, *argv: str, program: str = PROGRAM, **environ: str) -> sub
         (["--start-method", "vfork", "train.py"], "--start-method"),
         (["--rdzv-conf", "join_timeout", "train.py"], "--rdzv-conf"),
         (["--signals-to-handle", "SIGFOO", "train.py"], "signals_to_handle"),
-        (["--numa-binding", "node", "train.py"], "--numa-binding"),
+        (["--numa-binding", "near", "train.py"], "--numa-binding"),
+        (["--hang-timeout", "60,checkpoint", "train.py"], "--hang-timeout"),
     ],
 )
 def test_bad_input_costs_one_line_and_starts_nothing(tmp_path: Path, argv: list[str], culprit: str):

@@ -178,7 +178,9 @@ def test_the_command_rallypoint(launch: Launch, train: str, capfd: pytest.Captur
         assert words in capfd.readouterr().out
 
 
-@pytest.mark.parametrize(("command", "advice"), [("ru", "did you mean rallypoint run?"), ("launch", "the commands are: run")])
+@pytest.mark.parametrize(
+    ("command", "advice"), [("ru", "did you mean rallypoint run?"), ("launch", "the commands are: run, explain, stacks")]
+)
 def test_an_unknown_command(command: str, advice: str, capfd: pytest.CaptureFixture[str]):
     assert cli.rallypoint_main([command]) == 2
     assert capfd.readouterr().err == f"rallypoint: error: unknown command '{command}'; {advice}\n"

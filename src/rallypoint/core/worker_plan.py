@@ -36,9 +36,10 @@ class Group(Value):
     hostname: str
     prefix_template: str | None
     virtual_local_rank: bool
-    visible_devices: str | None  # CUDA_VISIBLE_DEVICES as the agent found it
+    visible_devices: str | None  # the agent's own choice among the devices, as in CUDA_VISIBLE_DEVICES
     extra_env: Mapping[str, str]
     inherited: Mapping[str, str]
+    mask_variables: tuple[str, ...] = (names.ENV_CUDA_VISIBLE_DEVICES,)  # what leaves a worker one device on this machine
 
 
 class WorkerPlan(Value):
@@ -84,7 +85,7 @@ def _environment(group: Group, ranks: WorkerRanks) -> dict[str, str]:
         names.ENV_NCCL_ASYNC_ERROR_HANDLING: group.inherited.get(names.ENV_NCCL_ASYNC_ERROR_HANDLING, "1"),
     }
     own = {name: str(value) for name, value in env.items()}
-    return {**own, **_device_environment(group, ranks.local_rank), **group.extra_env}
+    return {**own, **_device_environment(group, ranks.local_rank), **_control_socket(group, ranks.local_rank), **group.extra_env}
 
 
 def _device_environment(group: Group, local_rank: int) -> dict[str, str]:
@@ -93,7 +94,13 @@ def _device_environment(group: Group, local_rank: int) -> dict[str, str]:
         return {}
     visible = [device for device in (group.visible_devices or "").split(",") if device]
     device = visible[local_rank] if local_rank < len(visible) else str(local_rank)
-    return {names.ENV_LOCAL_RANK: "0", names.ENV_CUDA_VISIBLE_DEVICES: device}
+    return {names.ENV_LOCAL_RANK: "0", **dict.fromkeys(group.mask_variables, device)}
+
+
+def _control_socket(group: Group, local_rank: int) -> dict[str, str]:
+    """Workers cannot share a socket: of the path that was given for all, each gets its own."""
+    path = group.inherited.get(names.ENV_CONTROL_SOCKET)
+    return {names.ENV_CONTROL_SOCKET: f"{path}.{local_rank}"} if path and group.local_world_size > 1 else {}
 
 
 def _prefix(group: Group, ranks: WorkerRanks) -> str | None:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     _P = ParamSpec("_P")
     _R = TypeVar("_R")
 
-__all__ = ["ErrorHandler", "get_error_handler", "read_error_file", "record"]
+__all__ = ["ErrorHandler", "get_error_handler", "read_error_file", "record", "record_quietly"]
 
 _ERROR_FILE_BYTES_MAX = 16 * 1024 * 1024
 
@@ -114,7 +114,7 @@ def record(fn: Callable[_P, _R], error_handler: ErrorHandler | None = None) -> C
                 return None
             raise
         except Exception as error:  # all of them, because all of them end the worker; each is raised again
-            _record_quietly(handler, error)
+            record_quietly(handler, error)
             raise
 
     return wrapper
@@ -137,7 +137,7 @@ def read_error_file(path: str) -> dict[str, Any]:
     return data
 
 
-def _record_quietly(handler: ErrorHandler, error: Exception) -> None:
+def record_quietly(handler: ErrorHandler, error: Exception) -> None:
     try:
         _record(handler, error)
     except Exception as why:

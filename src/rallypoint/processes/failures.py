@@ -37,6 +37,7 @@ class ProcessFailure:
     log_file: str = field(default="", kw_only=True)
     ended_at: float | None = field(default=None, kw_only=True)  # wall clock, seconds
     killed_for_memory: str = field(default="", kw_only=True)  # what the kernel said, as a sentence
+    ended_on_purpose: str = field(default="", kw_only=True)  # why rallypoint itself ended it, as the end of a sentence
     global_rank: int | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
@@ -87,6 +88,8 @@ class ProcessFailure:
         return find(self.stderr_tail)
 
     def _made_up_message(self) -> str:
+        if self.ended_on_purpose:
+            return f"{self.ended_on_purpose}; rallypoint ended PID {self.pid} with {self.signal_name()}"
         if self.exitcode < 0:
             reason = f": {self.killed_for_memory}" if self.killed_for_memory else ""
             return f"Signal {-self.exitcode} ({self.signal_name()}) ended PID {self.pid}{reason}"

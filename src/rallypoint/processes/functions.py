@@ -49,14 +49,12 @@ class MultiprocessContext(WardedContext):
         duplicate_stdout_filters: list[str] | None = None,
         duplicate_stderr_filters: list[str] | None = None,
     ) -> None:
-        super().__init__(
-            name, entrypoint, args, envs, logs_specs, log_line_prefixes, duplicate_stdout_filters, duplicate_stderr_filters
-        )
+        filters = (duplicate_stdout_filters, duplicate_stderr_filters)
+        super().__init__(name, entrypoint, args, envs, logs_specs, log_line_prefixes, *filters, numa_options=numa_options)
         if start_method not in START_METHODS:
             raise UsageError(f"start_method must be one of {', '.join(START_METHODS)}, not {start_method!r}")
         self.start_method = start_method
         self._function = entrypoint
-        self._numa_options = numa_options
         self._results: dict[int, int] = {}  # local rank -> memory file with what was returned
         self._parcels: list[Parcel] = []
         self._values: dict[int, Any] | None = None

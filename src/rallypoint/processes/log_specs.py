@@ -139,6 +139,11 @@ class DefaultLogsSpecs(LogsSpecs):
         return self._run_log_dir
 
     @property
+    def is_temporary(self) -> bool:
+        """Whether the user has named no folder."""
+        return self._is_temporary
+
+    @property
     def attempt_dir(self) -> str:
         """The folder of the last group of workers; empty where there is none."""
         return self._attempt_dir
@@ -179,15 +184,19 @@ class DefaultLogsSpecs(LogsSpecs):
         """The first number that is free: an earlier attempt's folder is never used again."""
         if self.root_log_dir == os.devnull:
             return ""
-        if not self._run_log_dir:
-            self._make_root()
-            stem = os.path.join(os.path.abspath(self.root_log_dir), _as_file_name(run_id))
-            self._run_log_dir = _make_new_folder(f"{stem}_")
+        self.make_run_folder(run_id)
         while True:
             self._last_attempt = max(restart_count, self._last_attempt + 1)
             path = os.path.join(self._run_log_dir, f"attempt_{self._last_attempt}")
             if _make_folder(path):
                 return path
+
+    def make_run_folder(self, run_id: str) -> None:
+        """Make this run's own folder, unless it is there already."""
+        if not self._run_log_dir and self.root_log_dir != os.devnull:
+            self._make_root()
+            stem = os.path.join(os.path.abspath(self.root_log_dir), _as_file_name(run_id))
+            self._run_log_dir = _make_new_folder(f"{stem}_")
 
     def _make_root(self) -> None:
         if not self._is_temporary:

@@ -32,10 +32,8 @@ class SubprocessContext(WardedContext):
         duplicate_stdout_filters: list[str] | None = None,
         duplicate_stderr_filters: list[str] | None = None,
     ) -> None:
-        super().__init__(
-            name, entrypoint, args, envs, logs_specs, log_line_prefixes, duplicate_stdout_filters, duplicate_stderr_filters
-        )
-        self._numa_options = numa_options
+        filters = (duplicate_stdout_filters, duplicate_stderr_filters)
+        super().__init__(name, entrypoint, args, envs, logs_specs, log_line_prefixes, *filters, numa_options=numa_options)
 
     def _launch_of(self, local_rank: int, error_file: str) -> Launch:
         command = (str(self.entrypoint), *map(str, self.args[local_rank]))

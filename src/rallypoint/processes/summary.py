@@ -76,6 +76,8 @@ def _line_of(delimiter: str) -> str:
 
 def _what_happened(failure: ProcessFailure) -> str:
     """The end of a sentence that begins with the rank; equal for workers that failed alike."""
+    if failure.ended_on_purpose:
+        return f"was ended by rallypoint: {failure.ended_on_purpose}"
     if _died_of_signal(failure):
         reason = failure.killed_for_memory
         memory = ": probably out of memory" if reason.startswith("probably") else ": out of memory" if reason else ""
@@ -155,6 +157,8 @@ def _stderr(failure: ProcessFailure) -> list[str]:
 def _advice(failure: ProcessFailure) -> list[str]:
     """What is known to help; nothing where nothing is known."""
     name = failure.signal_name()
+    if failure.ended_on_purpose:
+        return []
     if failure.killed_for_memory:
         return [_ADVICE_FOR_MEMORY]
     if failure.exitcode < 0:

@@ -15,7 +15,7 @@ from rallypoint.errors import UnkillableWorkersError, WorkerStartError
 from rallypoint.processes import warden_client
 from rallypoint.processes.context import PContext, RunProcsResult, wait_readable
 from rallypoint.processes.log_specs import LogsDest, Std
-from rallypoint.processes.outlets import Outlets, keep_tail
+from rallypoint.processes.outlets import Outlets
 from rallypoint.processes.signals import inbox
 from rallypoint.processes.warden_client import Exited, FailedToStart, Launch, Lost, Rest, Started, WardenClient
 
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from typing import Any
 
     from rallypoint.core.shutdown import Send, Target
+    from rallypoint.processes.causes import Causes
     from rallypoint.processes.failures import ProcessFailure
-    from rallypoint.processes.memory_kills import MemoryKills
 
 __all__ = ["WardedContext"]
 
@@ -38,8 +38,10 @@ DRAIN_TIMEOUT_S = 5.0  # for the last lines of ended workers, should the console
 class WardedContext(PContext):
     """A PContext whose processes are children of a warden."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, numa_options: Any = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self._numa_options = numa_options
+        self.cpus: dict[int, tuple[int, ...]] = {}  # by local rank, of those that are bound
         self.kill_wait_s = defaults.UNINTERRUPTIBLE_TIMEOUT_S
         self.hurry_fd: int | None = None  # readable once there is no time left for grace
         self._warden: WardenClient | None = None
@@ -51,7 +53,7 @@ class WardedContext(PContext):
         self._start_error: WorkerStartError | None = None
         self._failures: dict[int, ProcessFailure] = {}
         self._rest: tuple[int, ...] | None = None  # None: not reported yet
-        self._memory_kills: MemoryKills | None = None
+        self._causes: Causes | None = None
 
     @abstractmethod
     def _launch_of(self, local_rank: int, error_file: str) -> Launch:
@@ -70,10 +72,25 @@ class WardedContext(PContext):
     def pids(self) -> dict[int, int]:
         return dict(self._pids)
 
+    def end_worker(self, local_rank: int, why: str, ago_s: float = 0.0) -> None:
+        """Kill a worker on purpose: what is told of its end is the reason, and that it failed so long ago."""
+        self.explain_end(self._pids[local_rank], why, ago_s)
+        if self._warden is not None and local_rank not in self._exits:
+            self._warden.signal_worker(local_rank, signal.SIGKILL)
+
+    def explain_end(self, pid: int, why: str, ago_s: float = 0.0) -> None:
+        """Say why somebody is about to end the worker with this process id."""
+        if self._causes is not None:
+            self._causes.explain(pid, why, ago_s)
+
     def news_fd(self) -> int | None:
         return self._warden.fileno() if self._warden else None
 
     def _start(self) -> None:
+        if self._numa_options is not None:
+            from rallypoint.affinity import cpus_of_workers
+
+            self.cpus = cpus_of_workers(self._numa_options, self.envs)
         self._warden = self._open_warden()
         self._logs = self._logs_specs.reify(self.envs)
         self._outlets = Outlets(self._logs, getattr(self._logs_specs, "log_max_bytes", None))
@@ -87,10 +104,9 @@ class WardedContext(PContext):
 
     def _prepare_for_failures(self) -> None:
         """What is done while the workers' interpreters start, so that it costs no time: count the kills for memory so far."""
-        from rallypoint.processes.memory_kills import MemoryKills
+        from rallypoint.processes.causes import Causes
 
-        self._memory_kills = MemoryKills()
-        self._memory_kills.snapshot()
+        self._causes = Causes()
         if warden_client.this_is_a_launcher():  # then what a killed warden leaves comes to us
             from rallypoint.processes import kernel
 
@@ -104,9 +120,10 @@ class WardedContext(PContext):
             1: self._outlets.open(rank, Std.OUT, prefix, self._duplicate_stdout_filters),
             2: self._outlets.open(rank, Std.ERR, prefix, self._duplicate_stderr_filters),
         }
-        if _is_open(0):
+        if warden_client.is_open(0):
             streams[0] = 0
-        return launch.replace(fds={**streams, **launch.fds})
+        may_run_unbound = bool(getattr(self._numa_options, "should_fall_back_if_binding_fails", False))
+        return launch.replace(fds={**streams, **launch.fds}, cpus=self.cpus.get(rank, ()), may_run_unbound=may_run_unbound)
 
     def _await_start(self) -> None:
         """Return when every worker has been started; if one cannot be, none is left.
@@ -170,39 +187,14 @@ class WardedContext(PContext):
             self._absorb()
         for rank, ended in self._exits.items():
             if ended.exitcode != 0 and rank not in self._failures:
-                self._failures[rank] = self._describe(ended)
+                assert self._causes is not None
+                assert self._outlets is not None
+                self._failures[rank] = self._causes.describe(ended, self._logs, self._outlets)
         if self._failures:
             return RunProcsResult(failures=dict(self._failures), stdouts=self._logs.stdouts, stderrs=self._logs.stderrs)
         if len(self._exits) == self.nprocs:
             return RunProcsResult(self._return_values(), stdouts=self._logs.stdouts, stderrs=self._logs.stderrs)
         return None
-
-    def _describe(self, ended: Exited) -> ProcessFailure:
-        """All that can be known of a worker that failed."""
-        from rallypoint.processes.failures import ProcessFailure
-
-        assert self._outlets is not None
-        rank = ended.local_rank
-        error_file, log_file = self._logs.error_files[rank], self._logs.stderrs.get(rank, "")
-        tail = self._outlets.stderr_tail(rank)
-        if log_file in ("", os.devnull):
-            log_file = keep_tail(os.path.dirname(error_file), tail)
-        return ProcessFailure(
-            local_rank=rank,
-            pid=ended.pid,
-            exitcode=ended.exitcode,
-            error_file=error_file,
-            hostname=os.uname().nodename,
-            stderr_tail=tail,
-            log_file=log_file,
-            ended_at=ended.at,
-            killed_for_memory=self._why_killed(ended),
-        )
-
-    def _why_killed(self, ended: Exited) -> str:
-        if ended.exitcode != -signal.SIGKILL or self._memory_kills is None:
-            return ""
-        return self._memory_kills.explain(ended.pid)
 
     def _close(self, death_sig: signal.Signals, timeout: float) -> None:
         stuck: tuple[Target, ...] = ()
@@ -290,11 +282,3 @@ class WardedContext(PContext):
 
     def _pid_of(self, target: Target) -> int:
         return self._pids[target.number] if target.is_worker else target.number
-
-
-def _is_open(fd: int) -> bool:
-    try:
-        os.fstat(fd)
-    except OSError:
-        return False
-    return True

@@ -159,6 +159,8 @@ class Warden:
             error_fd = _move_above(error_fd, places)
             _place_fds(places)
             kept = {error_fd, *(target for _, target in places)}
+            if request["cpus"]:
+                _bind(request)
             self._become({**request, "error_fd": error_fd, "fds_of_others": self._own_fds(fds) - kept})
             code = 0
         except (OSError, ValueError) as error:  # ValueError: a NUL in an argument or in the environment
@@ -195,6 +197,30 @@ class Warden:
     def _signal_child(self, pid: int, number: int) -> None:
         if pid in children():
             kill_if_allowed(pid, number)
+
+
+def _bind(request: dict[str, Any]) -> None:
+    """Keep the new process on its CPUs, and with it all threads and processes that it will start."""
+    try:
+        _set_affinity(request["cpus"])
+    except OSError as error:
+        if not request["may_run_unbound"]:
+            raise
+        os.write(2, f"rallyrun: worker {request['local_rank']} runs without being bound: {error}\n".encode())
+
+
+def _set_affinity(cpus: tuple[int, ...]) -> None:
+    """All of them or an error: of CPUs that are gone the kernel says nothing as long as one is left."""
+    before = os.sched_getaffinity(0)
+    try:
+        os.sched_setaffinity(0, cpus)
+        missing = set(cpus) - os.sched_getaffinity(0)
+    except OSError:
+        missing = set(cpus)
+    if missing:
+        os.sched_setaffinity(0, before)
+        names, gone = (",".join(map(str, sorted(numbers))) for numbers in (cpus, missing))
+        raise OSError(errno.EINVAL, f"it cannot be bound to CPUs {names}: {gone} went offline, or may not be used any more")
 
 
 def _place_fds(pairs: list[tuple[int, int]]) -> None:
@@ -235,4 +261,3 @@ def main() -> None:
     except ProcessLookupError:  # the agent is gone already
         return
     warden.run()
-

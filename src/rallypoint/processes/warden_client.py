@@ -27,12 +27,17 @@ __all__ = ["Exited", "FailedToStart", "Launch", "Lost", "Report", "Rest", "Start
 
 
 class Launch(Value):
-    """One worker to be started: its rank, its command, its whole environment, and which file it finds at which number."""
+    """One worker to be started: its rank, its command, its whole environment, and which file it finds at which number.
+
+    With `cpus` it is bound to these; should that fail, it does not start, unless it may run unbound.
+    """
 
     local_rank: int
     argv: tuple[str, ...]
     env: dict[str, str]
     fds: dict[int, int]  # number in the worker -> our file descriptor
+    cpus: tuple[int, ...] = ()
+    may_run_unbound: bool = False
 
 
 class Started(Value):
@@ -109,9 +114,7 @@ class WardenClient:
         for launch in batch:
             places = [(len(fds) + position, target) for position, target in enumerate(launch.fds)]
             fds.extend(launch.fds.values())
-            requests.append(
-                {"local_rank": launch.local_rank, "argv": launch.argv, "env": launch.env, "fds": places, "cwd": os.getcwd()}
-            )
+            requests.append({**vars(launch), "fds": places, "cwd": os.getcwd()})
         self._send(("spawn", requests), fds)
 
     def signal_worker(self, local_rank: int, number: int) -> None:
@@ -229,6 +232,15 @@ def prepare(line: _socket.socket, pid: int) -> None:
 def this_is_a_launcher() -> bool:
     """Whether this process has no children but ours, so that it may adopt orphans, and may kill whom it adopted."""
     return _shelf.is_of_a_launcher
+
+
+def is_open(fd: int) -> bool:
+    """Whether we have such a file at all, to be given to a worker."""
+    try:
+        os.fstat(fd)
+    except OSError:
+        return False
+    return True
 
 
 def take() -> WardenClient:

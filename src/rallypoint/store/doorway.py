@@ -41,7 +41,7 @@ class Doorway:
                     return
                 continue
             sock.setblocking(False)
-            yield sock, f"{address[0]} port {address[1]}"
+            yield sock, f"{address[0]} port {address[1]}" if isinstance(address, tuple) else "a process of this machine"
 
     def open_if_due(self, now: float) -> None:
         if self.opens_at is not None and now >= self.opens_at:

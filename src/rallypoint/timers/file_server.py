@@ -1,0 +1,226 @@
+"""Watches over the timers of workers that write to a named pipe, and signals those whose time is over.
+
+One thread sleeps until something is written, until the next timer expires, or until the longest interval is over, when it looks
+which workers have ended. The agent itself is never signalled, nor anybody whom `may_reap` does not know.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import threading
+import time
+from collections.abc import Callable
+
+from rallypoint import report
+from rallypoint.core.timer_table import first_of
+from rallypoint.store.bell import Bell
+from rallypoint.timers.file_timer import FileTimerRequest, describe_expiry
+from rallypoint.timers.timer_book import TimerBook
+from rallypoint.timers.timer_pipe import TimerPipe
+
+__all__ = ["FileTimerServer"]
+
+INTERVAL_MIN_S, INTERVAL_MAX_S = 0.01, 86400.0
+JOIN_S = 5.0
+RETRY_S = 1.0
+
+LogEvent = Callable[[str, FileTimerRequest | None], None]
+
+
+class FileTimerServer:
+    """A watchdog for the workers of this host.
+
+    `log_event` is told ``watchdog started`` and ``watchdog stopped``, and with the request ``timer expired`` and ``kill worker
+    process``. `may_reap` says whether a process id is that of one of our own processes; without it any is, other than this
+    process and process 1. `on_reaped` is called just before a worker is signalled, so that the reason is known when it ends.
+    """
+
+    def __init__(
+        self,
+        file_path: str,
+        run_id: str,
+        max_interval: float = 10,
+        daemon: bool = True,
+        log_event: LogEvent | None = None,
+        *,
+        may_reap: Callable[[int], bool] | None = None,
+        on_reaped: Callable[[int, FileTimerRequest], None] | None = None,
+    ) -> None:
+        self._file_path = file_path
+        self._run_id = run_id
+        self._max_interval = min(max(max_interval, INTERVAL_MIN_S), INTERVAL_MAX_S)
+        self._daemon = daemon
+        self._log_event = log_event
+        self._may_reap = may_reap
+        self._on_reaped = on_reaped
+        self._book = TimerBook()
+        self._ends: tuple[TimerPipe, Bell] | None = None  # what wakes the watchdog, while it runs
+        self._watchdog_thread: threading.Thread | None = None
+        self._request_count = 0
+        self._look_for_dead_at = 0.0
+        self._last_progress_time = time.time()
+
+    def start(self) -> None:
+        """Make the pipe, which may raise UsageError, and watch it."""
+        if self._ends is not None:
+            return
+        self._ends = (TimerPipe(self._file_path), Bell())
+        self._request_count = 0
+        self._watchdog_thread = threading.Thread(
+            target=self._watchdog_loop, args=self._ends, name="rallypoint-timers", daemon=self._daemon
+        )
+        self._watchdog_thread.start()
+        self._tell("watchdog started", None)
+
+    def stop(self) -> None:
+        """End at once, remove the pipe, and forget all timers: what workers do from now on cannot be known."""
+        if self._ends is not None:
+            self._end_thread()
+            self._close()
+            self._tell("watchdog stopped", None)
+
+    def run_once(self) -> None:
+        """Look once at what has come, waiting for the first request for the longest interval; then end, without an event."""
+        if self._ends is not None:
+            self._end_thread()
+            if not self._request_count:
+                _wait(*self._ends, self._max_interval)
+            self._run_watchdog(self._ends[0])
+            self._close()
+
+    @staticmethod
+    def is_process_running(pid: int) -> bool:
+        """Whether there is such a process; one that has ended and is not yet waited for does not run."""
+        try:
+            with open(f"/proc/{pid}/stat", "rb") as stat:
+                return stat.read().rpartition(b")")[2].split()[0] not in (b"Z", b"X")
+        except (FileNotFoundError, ProcessLookupError):
+            return False
+
+    def register_timers(self, timer_requests: list[FileTimerRequest]) -> None:
+        """Take the requests in, in their order."""
+        now = time.time()
+        for request in timer_requests:
+            request.acquired_at = now
+        self._book.register(timer_requests)
+        ends = self._ends
+        if ends is not None and threading.current_thread() is not self._watchdog_thread:
+            ends[1].ring()  # it may have to look sooner than it knows
+
+    def clear_timers(self, worker_pids: set[int]) -> None:
+        """Forget all timers of these workers."""
+        self._book.forget(worker_pids)
+
+    def get_expired_timers(self, deadline: float) -> dict[int, list[FileTimerRequest]]:
+        """By worker, the timers that have expired at this time of the wall clock."""
+        return self._book.expired(deadline)
+
+    def get_last_progress_time(self) -> int:
+        """When the watchdog last looked, by the wall clock: at most the longest interval ago, if it is well."""
+        return int(self._last_progress_time)
+
+    # --- the thread ----------------------------------------------------------------------------------------------------
+
+    def _watchdog_loop(self, pipe: TimerPipe, bell: Bell) -> None:
+        me = threading.current_thread()
+        while self._watchdog_thread is me:
+            try:
+                _wait(pipe, bell, self._book.seconds_to_wait(self._max_interval))
+                if self._watchdog_thread is me:
+                    self._run_watchdog(pipe)
+            except Exception as error:  # not foreseen; a watchdog that dies protects nobody
+                report.warn(f"the timers could not be looked at: {error!r}")
+                time.sleep(RETRY_S)
+
+    def _run_watchdog(self, pipe: TimerPipe) -> None:
+        """One round: take in what has come, signal those whose time is over, forget those that have ended."""
+        requests = pipe.read_requests()
+        self._request_count += len(requests)
+        self.register_timers(requests)
+        for pid, expired in self.get_expired_timers(time.time()).items():
+            self._reap_worker(pid, first_of(expired))
+            self.clear_timers({pid})
+        self._clear_dead_workers()
+        self._last_progress_time = time.time()
+
+    def _clear_dead_workers(self) -> None:
+        """Once in the longest interval is enough: whoever is to be signalled is looked at before."""
+        now = time.monotonic()
+        if now >= self._look_for_dead_at:
+            self._look_for_dead_at = now + self._max_interval
+            self.clear_timers({pid for pid in self._book.workers() if not self.is_process_running(pid)})
+
+    def _reap_worker(self, pid: int, request: FileTimerRequest) -> None:
+        """Signal a worker; the descriptor stands for the process that was asked about, should its id be given to another."""
+        try:
+            pidfd = os.pidfd_open(pid)
+        except OSError:  # it has ended
+            return
+        try:
+            if self.is_process_running(pid) and self._is_ours(pid, request):
+                self._signal_worker(pidfd, pid, request)
+        finally:
+            os.close(pidfd)
+
+    def _is_ours(self, pid: int, request: FileTimerRequest) -> bool:
+        try:
+            if pid not in (1, os.getpid()) and (self._may_reap is None or self._may_reap(pid)):
+                return True
+        except Exception as error:  # somebody else's code; whom we know nothing about we do not signal
+            report.warn(f"may_reap failed: {error!r}")
+        report.warn(f"{describe_expiry(request)}: process {pid} is none of this job's workers and is left alone")
+        return False
+
+    def _signal_worker(self, pidfd: int, pid: int, request: FileTimerRequest) -> None:
+        self._tell("timer expired", request)
+        if request.signal <= 0:
+            report.warn(f"{describe_expiry(request)}: worker {pid} asked for no signal and goes on")
+            return
+        report.warn(f"{describe_expiry(request)}: worker {pid} gets signal {int(request.signal)}")
+        self._explain(pid, request)
+        try:
+            signal.pidfd_send_signal(pidfd, request.signal)
+        except OSError as error:
+            report.warn(f"worker {pid} could not be signalled: {error.strerror}")
+        else:
+            self._tell("kill worker process", request)
+
+    def _explain(self, pid: int, request: FileTimerRequest) -> None:
+        try:
+            if self._on_reaped is not None:
+                self._on_reaped(pid, request)
+        except Exception as error:  # somebody else's code; the worker is signalled all the same
+            report.warn(f"on_reaped failed: {error!r}")
+
+    def _tell(self, event: str, request: FileTimerRequest | None) -> None:
+        try:
+            if self._log_event is not None:
+                self._log_event(event, request)
+        except Exception as error:  # somebody else's code; the timers matter more
+            report.warn(f"log_event failed: {error!r}")
+
+    # --- the end -------------------------------------------------------------------------------------------------------
+
+    def _end_thread(self) -> None:
+        thread, self._watchdog_thread = self._watchdog_thread, None
+        if self._ends is not None:
+            self._ends[1].ring()
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(JOIN_S)
+
+    def _close(self) -> None:
+        ends, self._ends = self._ends, None
+        for end in ends or ():
+            end.close()
+        self._book.forget_all()
+
+
+def _wait(pipe: TimerPipe, bell: Bell, seconds: float) -> None:
+    """Until something is written or the bell rings, but no longer than this."""
+    news = select.poll()
+    news.register(pipe, select.POLLIN)
+    news.register(bell, select.POLLIN)
+    news.poll(seconds * 1000)
+    bell.silence()

@@ -1,0 +1,178 @@
+"""The watch over workers that hang: which of them gives no sign of life any more, what their stacks are, and who is to blame.
+
+The agent's own thread drives it, with no other: it asks when to look next, looks, and is told of a hang once all stacks are
+written down and before anybody is stopped. What counts as a hang is decided in `core.hangs` and `core.stillness`.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+from rallypoint.core import hangs, stack_groups
+from rallypoint.core.hangs import HangLimits, parse_hang_timeout
+from rallypoint.processes.pulse import PulseBoard
+from rallypoint.processes.stack_files import write_stacks
+from rallypoint.processes.stacks import StackDesk
+from rallypoint.processes.watched import Watched
+from rallypoint.records import Value
+from rallypoint.worker_site.sitecustomize import ENV_STACKS
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from rallypoint.core.stack_groups import WorkerStacks
+
+__all__ = ["ENV_PULSE", "Hang", "HangLimits", "HangWatch", "Hung", "parse_hang_timeout"]
+
+ENV_PULSE = "RALLYPOINT_PULSE"  # see rallypoint.worker
+ENV_PYTHONPATH = "PYTHONPATH"
+SITE_FOLDER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "worker_site")
+SETTLE_S = 0.4  # from the first that is overdue to the verdict: it may be one that waits for the one that hangs
+
+
+class Hung(Value):
+    """A worker that gives no sign of life."""
+
+    local_rank: int
+    global_rank: int
+    pid: int
+    phase: str
+    still_s: float  # since its last sign of life
+    step: int | None
+    why: str
+
+
+class Hang(Value):
+    """What was found: who hangs, who only waits for them, and what to tell of it."""
+
+    hung: tuple[Hung, ...]
+    waiting: tuple[Hung, ...]
+    lines: tuple[str, ...]
+    summary_file: str = ""  # with all stacks; empty: there is none
+
+
+class HangWatch:
+    """The watch over the workers of one agent, group after group; without limits it only hears what they tell of themselves."""
+
+    def __init__(self, limits: HangLimits | None, local_world_size: int) -> None:
+        self._limits = limits
+        self._pause_s = hangs.longest_pause(limits) if limits is not None else 0.0
+        self._board = PulseBoard(local_world_size)
+        self._desk = StackDesk(local_world_size)
+        self._watched: list[Watched] = []
+        self._folder = ""
+        self._look_at: float | None = None
+        self._verdict_at: float | None = None
+        self._last_progress_at: float | None = None  # of workers that were replaced since
+
+    def worker_env(self, local_rank: int) -> dict[str, str]:
+        """What this worker's environment needs; whoever had this rank before is forgotten."""
+        self._last_progress_at = self.progress_at()
+        self._board.clear(local_rank)
+        if self._limits is None:
+            return {ENV_PULSE: self._board.place(local_rank)}
+        inherited = os.environ.get(ENV_PYTHONPATH)
+        return {
+            ENV_PULSE: self._board.place(local_rank),
+            ENV_STACKS: self._desk.place(local_rank),
+            ENV_PYTHONPATH: f"{SITE_FOLDER}{os.pathsep}{inherited}" if inherited else SITE_FOLDER,
+        }
+
+    def begin(self, pids: dict[int, int], global_ranks: dict[int, int], folder: str) -> None:
+        """Watch this group; the files with stacks go into `folder`, if there is one."""
+        if self._limits is None:
+            return
+        now = time.monotonic()
+        ranks = sorted(pids)
+        limits = self._limits
+        self._watched = [Watched(rank, global_ranks.get(rank, rank), pids[rank], limits, now) for rank in ranks]
+        self._folder = folder
+        self._look_at, self._verdict_at = now + self._pause_s, None
+
+    def end(self) -> None:
+        """Watch nobody. What they told of progress and checkpoints can be asked until the next are started."""
+        self._watched = []
+        self._look_at = None
+
+    def next_look_at(self) -> float | None:
+        return self._look_at
+
+    def look(self, now: float) -> Hang | None:
+        """See how the workers are. A hang is told once, and ends the watch; its stacks are in their files by then."""
+        planned_at = self._look_at
+        if planned_at is None:
+            return None
+        for one in self._watched:
+            one.look(self._board.read(one.local_rank, now), planned_at, now)
+        there = [one for one in self._watched if one.is_there]
+        overdue = [one for one in there if one.is_overdue(now)]
+        if self._is_verdict_due(there, overdue, now):
+            self._look_at = None
+            return self._judge(there, now)
+        ends = [end for one in there if (end := one.due_at) is not None and end > now]
+        self._look_at = min([now + self._pause_s, *ends, *([self._verdict_at] if self._verdict_at is not None else [])])
+        return None
+
+    def _is_verdict_due(self, there: list[Watched], overdue: list[Watched], now: float) -> bool:
+        """Those who wait for the one that hangs may have been silent before it: where some are not overdue yet, wait a little."""
+        if not overdue:
+            self._verdict_at = None
+        elif self._verdict_at is None:
+            self._verdict_at = now + SETTLE_S
+        return self._verdict_at is not None and (now >= self._verdict_at or len(overdue) == len(there))
+
+    def _judge(self, there: list[Watched], now: float) -> Hang:
+        """Ask all workers for their stacks, say who is to blame, and write it down."""
+        ranks = {one.local_rank: one.global_rank for one in there}
+        stacks = self._desk.ask({one.local_rank: one.pid for one in there}, ranks)
+        silent = [one for one in there if one.is_suspect(now)]
+        blamed = hangs.blame(one.suspect(stack_groups.standing(stacks[one.local_rank]), now) for one in silent)
+        blamed_ranks = {one.local_rank for one in blamed}
+        hung = tuple(_describe(one, now) for one in silent if one.local_rank in blamed_ranks)
+        waiting = tuple(_describe(one, now) for one in silent if one.local_rank not in blamed_ranks)
+        lines = [f"rank {one.global_rank} (local rank {one.local_rank}, process {one.pid}) hangs: {one.why}" for one in hung]
+        if waiting:
+            lines.append(f"silent too, as those are that wait: {stack_groups.rank_ranges(one.global_rank for one in waiting)}")
+        lines += _phases_of([one for one in there if one not in silent])
+        return self._write_down(hung, waiting, lines, stacks)
+
+    def _write_down(
+        self, hung: tuple[Hung, ...], waiting: tuple[Hung, ...], lines: list[str], stacks: dict[int, WorkerStacks]
+    ) -> Hang:
+        first = [one.global_rank for one in hung]
+        brief = stack_groups.brief_lines(list(stacks.values()), first)
+        path, where = "", []
+        if self._folder:
+            try:
+                path = write_stacks(self._folder, lines, stacks, first)
+                where = [f"the stacks of all workers are in {path}"]
+            except OSError as error:
+                where = [f"the stacks could not be written: {error}"]
+        return Hang(hung, waiting, (*lines, *brief, *where), path)
+
+    def progress_at(self) -> float | None:
+        """When any worker gave its last sign of life, of this group or an earlier one; None if none ever did. For any thread."""
+        signs = [pulse.sign_at for pulse in self._board.read_all(time.monotonic())]
+        return max([one for one in (*signs, self._last_progress_at) if one is not None], default=None)
+
+    def checkpoint_at(self) -> float | None:
+        """Since when the work of all workers is safe, of those that ever told of a checkpoint in this group."""
+        ends = [pulse.checkpoint_at for pulse in self._board.read_all(time.monotonic())]
+        return min([one for one in ends if one is not None], default=None)
+
+    def close(self) -> None:
+        self.end()
+        self._board.close()
+        self._desk.close()
+
+
+def _describe(one: Watched, now: float) -> Hung:
+    return Hung(one.local_rank, one.global_rank, one.pid, one.phase, now - one.sign_at, one.step, one.why(now))
+
+
+def _phases_of(others: list[Watched]) -> list[str]:
+    """What those are about that are not overdue: one that is still starting may be the one that all others wait for."""
+    ranks: dict[str, list[int]] = {}
+    for one in others:
+        ranks.setdefault(one.phase, []).append(one.global_rank)
+    return [f"in phase {phase!r}, and within their time: {stack_groups.rank_ranges(found)}" for phase, found in ranks.items()]

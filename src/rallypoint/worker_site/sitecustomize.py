@@ -1,0 +1,45 @@
+"""Run by a worker's interpreter when it starts: answer the agent's signal with the stacks of all threads, then make way.
+
+The answer is given by ``faulthandler``, in the signal's handler, so it comes even while the program waits for a lock or spins
+in C. It goes into a file in the agent's memory, and the program notices nothing. No failure of this may hurt the program: then
+it has no stacks to show, and that is all.
+
+This module stands alone: the interpreter may be any, and need not have rallypoint. Once it has run, the folder that it is in is
+taken out of ``sys.path``, and the interpreter goes on with the ``sitecustomize`` that it would have had, if any. Its children
+inherit the environment, and so answer too.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+__all__ = ["ENV_STACKS", "register"]
+
+ENV_STACKS = "RALLYPOINT_STACKS"  # the number of the signal, a colon, and the path of the file
+
+
+def register(environ: object) -> None:
+    """Answer the signal that the environment names, if it names one."""
+    try:
+        import faulthandler
+
+        number, _, path = environ[ENV_STACKS].partition(":")  # type: ignore[index]
+        fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+        faulthandler.register(int(number), file=fd, all_threads=True, chain=False)
+    except Exception:  # whatever the interpreter lacks or the system forbids, the program must start
+        return
+
+
+def make_way() -> None:
+    """Import the next ``sitecustomize``. Where there is none, that raises what an interpreter without one meets, and ignores."""
+    here = os.path.dirname(os.path.abspath(__file__))
+    sys.path[:] = [entry for entry in sys.path if entry != here]
+    sys.path_importer_cache.pop(here, None)
+    sys.modules.pop("sitecustomize", None)
+    import sitecustomize  # type: ignore[import-not-found]  # noqa: F401
+
+
+if __name__ == "sitecustomize":
+    register(os.environ)
+    make_way()

@@ -1,0 +1,155 @@
+"""The stories of real runs: what the agents wrote is what ``rallypoint explain`` tells, and all their time is accounted for."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.ports import free_ports
+
+from rallypoint.explain import explain_main
+
+WORKER = """
+    import os, sys, time
+    rank, orders = os.environ["RANK"], sys.argv[1]
+    while not os.path.exists(f"{orders}/finish"):
+        if rank == "1":
+            try:
+                os.unlink(f"{orders}/fail")
+            except FileNotFoundError:
+                pass
+            else:
+                raise ValueError("bad batch")
+        time.sleep(0.01)
+"""
+
+
+@pytest.fixture
+def orders(tmp_path: Path) -> Path:
+    folder = tmp_path / "orders"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def explained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[[], Any]:
+    """``explained()`` is the story of the newest run in the log folder, whose times it has checked."""
+
+    def explain() -> Any:
+        assert explain_main([str(tmp_path / "logs"), "--json"]) == 0
+        document = json.loads(capsys.readouterr().out)
+        for account in (*document["nodes"], document["total"]):
+            assert sum(account["seconds"].values()) == pytest.approx(account["wall_s"], rel=0.01)
+        times = [entry["since_s"] for entry in document["timeline"]]
+        assert times == sorted(times)
+        return document
+
+    return explain
+
+
+def newest_generation(logs: Path, pid: int) -> tuple[int, int]:
+    """Its number and how many nodes it has, as the agent of this process tells it."""
+    for file in logs.glob("*/events.jsonl"):
+        events = [json.loads(line) for line in file.read_text().splitlines(keepends=True) if line.endswith("\n")]
+        if any(event["name"] == "rallypoint.run.started" and event["metadata"]["pid"] == pid for event in events):
+            formed = [event["metadata"] for event in events if event["name"] == "rallypoint.generation"]
+            return (formed[-1]["generation"], formed[-1]["group_world_size"]) if formed else (0, 0)
+    return (0, 0)
+
+
+def is_running(logs: Path) -> bool:
+    return any('"phase": "running"' in file.read_text() for file in logs.glob("*/events.jsonl"))
+
+
+def kinds(document: Any) -> list[str]:
+    return [entry["kind"] for entry in document["timeline"]]
+
+
+def texts(document: Any, kind: str) -> list[str]:
+    return [entry["text"] for entry in document["timeline"] if entry["kind"] == kind]
+
+
+def test_two_failures_a_lost_node_and_a_scale_up(
+    script: Any, start_rallyrun: Any, orders: Path, explained: Any, wait_until: Any, tmp_path: Path
+) -> None:
+    [port] = free_ports(1)
+    conf = "last_call_timeout=1,join_timeout=20"
+    meeting = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-id", "job", "--rdzv-conf"]
+    flags = ["--nnodes", "2:3", "--nproc-per-node", "2", "--max-restarts", "5", "--log-dir", str(tmp_path / "logs")]
+    worker = script(WORKER)
+
+    def start(is_host: int = 0) -> Any:
+        return start_rallyrun([*flags, *meeting, f"{conf},is_host={is_host}", worker, orders])
+
+    def wait_for(agents: list[Any], beyond: int, size: int) -> int:
+        """The number of the next generation of this size, once all of them are in it."""
+
+        def met() -> int:
+            formed = {newest_generation(tmp_path / "logs", one.pid) for one in agents}
+            number, nodes = min(formed)
+            return number if len(formed) == 1 and nodes == size and number > beyond else 0
+
+        return int(wait_until(met, 30.0))
+
+    agents = [start(is_host=1), start(), start()]
+    number = wait_for(agents, 0, size=3)
+    (orders / "fail").touch()
+    number = wait_for(agents, number, size=3)
+    agents.pop().send_signal(signal.SIGKILL)
+    number = wait_for(agents, number, size=2)
+    agents.append(start())
+    number = wait_for(agents, number, size=3)
+    (orders / "fail").touch()
+    wait_for(agents, number, size=3)
+    (orders / "finish").touch()
+    assert [agent.wait() for agent in agents] == [0, 0, 0]
+
+    document = explained()
+    assert document["succeeded"] is True
+    assert [node["has_ended"] for node in document["nodes"]].count(False) == 1
+    told = [kind for kind in kinds(document) if kind != "stopped"]  # nodes may give their reasons together, or apart
+    first = told.index("failed")
+    assert set(told[:first]) <= {"generation", "started"}  # the third node may have come too late for the first generation
+    assert told[first:] == [
+        "failed",
+        "generation",
+        "silent",
+        "generation",
+        "started",
+        "generation",
+        "failed",
+        "generation",
+        "ended",
+    ]
+    assert all("failed with exit code 1: ValueError: bad batch" in text for text in texts(document, "failed"))
+    assert any("was lost" in text for text in texts(document, "stopped"))
+    sizes = [re.search(r"scaled \w+ from \d to \d nodes", text) for text in texts(document, "generation")[-4:]]
+    assert [size and size[0] for size in sizes] == [None, "scaled down from 3 to 2 nodes", "scaled up from 2 to 3 nodes", None]
+    assert "restarts spent: 2 of 5" in texts(document, "generation")[-1]
+
+
+def test_a_signal_is_why_the_run_ended(script: Any, start_rallyrun: Any, orders: Path, explained: Any, tmp_path: Path) -> None:
+    agent = start_rallyrun(["--standalone", "--log-dir", str(tmp_path / "logs"), script(WORKER), orders])
+    agent.wait_for(lambda: is_running(tmp_path / "logs"))
+    agent.send_signal(signal.SIGTERM)
+    assert agent.wait() == 128 + signal.SIGTERM
+    document = explained()
+    assert document["succeeded"] is False
+    assert kinds(document)[0] == "generation"
+    assert kinds(document)[-1] == "ended"
+    assert document["nodes"][0]["seconds"]["lost"] > 0
+
+
+def test_a_run_that_is_still_going_on(script: Any, start_rallyrun: Any, orders: Path, explained: Any, tmp_path: Path) -> None:
+    agent = start_rallyrun(["--standalone", "--log-dir", str(tmp_path / "logs"), script(WORKER), orders])
+    agent.wait_for(lambda: is_running(tmp_path / "logs"))
+    assert kinds(explained()) == ["generation", "silent"]
+    (orders / "finish").touch()
+    assert agent.wait() == 0
+    assert kinds(explained()) == ["generation", "ended"]
+    assert explained()["nodes"][0]["wall_s"] > 0
