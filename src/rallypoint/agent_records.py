@@ -95,8 +95,10 @@ class AgentRecords:
         self._run_record.file.add(*events)
 
     def _record_worker_start_events(self) -> None:
-        workers = self._worker_group.workers
-        self._send_events(*(self._construct_event("START", EventSource.WORKER, worker) for worker in workers))
+        """For the sink that was chosen; to the run's file the event of the generation says the same."""
+        sink = self._worker_group.spec.event_log_handler
+        for worker in self._worker_group.workers if is_recorded(sink) else ():
+            record(self._construct_event("START", EventSource.WORKER, worker), sink)
 
     def _record_worker_events(self, result: RunResult) -> None:
         self._send_events(*(self._end_of(worker, result) for worker in self._worker_group.workers))

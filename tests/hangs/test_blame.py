@@ -63,11 +63,11 @@ def test_one_that_waited_first_is_not_blamed(watching: Watch) -> None:
         worker.heartbeat()
         def wait_for_others(): time.sleep(60)
         def hang(): time.sleep(60)
-        if rank == 2: time.sleep(0.6); worker.heartbeat()
+        if rank == 2: time.sleep(0.45); worker.heartbeat()
         print(flush=True)
         hang() if rank == 2 else wait_for_others()
     """
-    job = watching("1.5", size=4).start(program)
+    job = watching("1", size=4).start(program)
     job.until_ready()
     found = job.hang(WITHIN_S)
     assert found is not None
@@ -83,7 +83,7 @@ def test_one_that_hangs_alone_is_blamed_and_the_others_do_not_wait(watching: Wat
             time.sleep(0.05 if rank else 60)
             worker.heartbeat()
     """
-    job = watching("0.6", size=3).start(program)
+    job = watching("1", size=3).start(program)
     job.until_ready()
     found = job.hang(WITHIN_S)
     assert found is not None
@@ -101,7 +101,7 @@ def test_a_hang_is_told_once_and_the_next_group_is_watched_anew(watching: Watch)
     job.watch.end()
     job.close_workers()
     job.start("from rallypoint import worker\nprint(flush=True); time.sleep(60)").until_ready()
-    assert job.hang(1.0) is None  # the page of the one before is not taken for its own
+    assert job.hang(0.8) is None  # the page of the one before is not taken for its own
 
 
 def test_without_a_folder_the_stacks_are_summed_up_all_the_same(watching: Watch) -> None:

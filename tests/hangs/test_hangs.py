@@ -13,7 +13,7 @@ from tests.hangs.watching import Watching
 
 Watch = Callable[..., Watching]
 ON_TOP_S = 1.0  # to find a hang may take that much longer than its limit
-LEFT_ALONE_S = 1.6  # what is not found by then, with a limit of one second, is not found
+LEFT_ALONE_S = 1.4  # what is not found by then, with a limit of one second, is not found
 SPINS_IN_C = "__import__('re').match(r'(a+)+$', 'a' * 64 + 'b')"  # one call that takes for ever and never lets Python code run
 
 
@@ -51,30 +51,28 @@ def test_a_worker_that_beats_and_then_spins_in_c_is_found(watching: Watch) -> No
     assert "in spin" in job.stacks(0)
 
 
-@pytest.mark.parametrize(
-    "preparation", ["pass", "from rallypoint import worker", "from rallypoint import worker; worker.heartbeat()"]
-)
-def test_a_stopped_worker_is_found(watching: Watch, preparation: str) -> None:
+STOPPED = {
+    "silent": "print(flush=True)\nwhile True: time.sleep(0.01)",
+    "starting": "from rallypoint import worker\nprint(flush=True); time.sleep(60)",
+    "running": "from rallypoint import worker\nworker.heartbeat(); print(flush=True)\nwhile True: worker.heartbeat()",
+    "io": "from rallypoint import worker\nwith worker.section('io'): print(flush=True); time.sleep(60)",
+}
+
+
+def test_a_stopped_worker_is_found_in_any_phase(watching: Watch) -> None:
     """P30"""
-    job = watching().start(f"{preparation}\nprint(flush=True)\nwhile True: worker.heartbeat() if 'worker' in dir() else None")
-    job.until_ready()
-    os.kill(job.workers[0].pid, signal.SIGSTOP)
+    job = watching(size=len(STOPPED)).start(list(STOPPED.values())).until_ready()
+    for worker in job.workers:
+        os.kill(worker.pid, signal.SIGSTOP)
     began_at = time.monotonic()
     found = job.hang(within_s=5)
     assert found is not None
     assert job.hung_at - began_at < 1 + ON_TOP_S
-    assert "stopped" in found.hung[0].why
-    assert "no Python stack: it is stopped" in job.stacks(0)
-    assert "as the kernel sees it" in job.stacks(0)
-
-
-def test_a_worker_stopped_in_a_section_is_found(watching: Watch) -> None:
-    job = watching().start("from rallypoint import worker\nwith worker.section('io'): print(flush=True); time.sleep(60)")
-    job.until_ready()
-    os.kill(job.workers[0].pid, signal.SIGSTOP)
-    found = job.hang(within_s=1 + ON_TOP_S)
-    assert found is not None
-    assert found.hung[0].phase == "io"
+    assert [one.phase for one in found.hung] == list(STOPPED)
+    for one in found.hung:
+        assert "stopped" in one.why
+        assert "no Python stack: it is stopped" in job.stacks(one.local_rank)
+        assert "as the kernel sees it" in job.stacks(one.local_rank)
 
 
 LEFT_ALONE = {
@@ -111,10 +109,10 @@ def test_other_phases_have_limits_where_they_are_given(watching: Watch, phase: s
 
 
 def test_a_short_section_within_a_long_limit_is_found_in_its_own_time(watching: Watch) -> None:
-    program = "worker.heartbeat(); print(flush=True); time.sleep(0.7)\nwith worker.section('fetch', 0.3): time.sleep(60)"
+    program = "worker.heartbeat(); print(flush=True); time.sleep(0.4)\nwith worker.section('fetch', 0.3): time.sleep(60)"
     job = watching("30").start("from rallypoint import worker\n" + program)
     job.until_ready()
-    assert job.hang(within_s=0.7 + 0.3 + ON_TOP_S) is not None
+    assert job.hang(within_s=0.4 + 0.3 + ON_TOP_S) is not None
 
 
 SILENT_AND_ALIVE = {
@@ -139,16 +137,16 @@ def test_background_threads_that_wake_now_and_then_hide_nothing(watching: Watch)
         for _ in range(10): threading.Thread(target=wake, daemon=True).start()
         print(flush=True); time.sleep(60)
     """
-    job = watching().start(program)
+    job = watching("0.5").start(program)
     job.until_ready()
-    assert job.hang(within_s=1 + ON_TOP_S) is not None
+    assert job.hang(within_s=5) is not None
 
 
 def test_a_worker_behind_a_shell_is_found_and_asked(watching: Watch) -> None:
     program = "import time\ndef nap(): time.sleep(60)\nprint(flush=True)\nnap()"
-    job = watching().run([["sh", "-c", f"{sys.executable} -c '{program}'; true"]])
+    job = watching("0.5").run([["sh", "-c", f"{sys.executable} -c '{program}'; true"]])
     job.until_ready()
-    found = job.hang(within_s=1 + ON_TOP_S)
+    found = job.hang(within_s=5)
     assert found is not None
     assert "rank 10, main thread:\n  nap (<string>:2)" in job.stacks()
     assert "in nap" in job.stacks(0)
@@ -157,9 +155,9 @@ def test_a_worker_behind_a_shell_is_found_and_asked(watching: Watch) -> None:
 
 def test_a_heartbeat_behind_a_shell_counts_until_its_process_ends(watching: Watch) -> None:
     program = "from rallypoint import worker; worker.heartbeat()"
-    job = watching().run([["sh", "-c", f"{sys.executable} -c '{program}'; echo; while :; do :; done"]])
+    job = watching("0.5").run([["sh", "-c", f"{sys.executable} -c '{program}'; echo; while :; do :; done"]])
     job.until_ready()
-    assert job.hang(within_s=1.5) is None
+    assert job.hang(within_s=0.9) is None
 
 
 def test_a_process_that_does_not_catch_the_signal_is_not_signalled(watching: Watch) -> None:
@@ -204,4 +202,4 @@ def test_ended_workers_do_not_hang(watching: Watch) -> None:
     job = watching("0.3").start("from rallypoint import worker\nworker.heartbeat(); print(flush=True); os._exit(0)")
     job.until_ready()
     job.workers[0].wait(10)
-    assert job.hang(within_s=1) is None
+    assert job.hang(within_s=0.6) is None

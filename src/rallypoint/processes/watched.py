@@ -48,7 +48,7 @@ class Watched:
         return self.is_there and self.due_at is not None and now >= self.due_at
 
     def is_suspect(self, now: float) -> bool:
-        """Whether it may be the one for which others wait that are overdue: it is so too, or stopped, or half of its time is over."""
+        """Whether others that are overdue may wait for it: it is overdue too, or stopped, or half of its time is over."""
         if not self.is_there or self.due_at is None:
             return False
         is_at_work = self.phase in (RUNNING, SILENT)
