@@ -35,7 +35,7 @@ demo: $(VENV)/.base
 test: $(VENV)/.test
 	$(BIN)/pytest -m "not torch and not root and not soak"
 
-test-all: lint docs $(VENV)/.test $(VENV)/.torch build/etcd/.debian
+test-all: lint docs $(VENV)/.test $(VENV)/.torch build/etcd/.debian build/prometheus/.debian
 	$(BIN)/pytest -m "not soak"
 
 soak: $(VENV)/.test
@@ -72,11 +72,13 @@ $(VENV)/.test $(VENV)/.lint $(VENV)/.docs: $(VENV)/.%: $(VENV)/.base
 	$(PIP) --editable ".[$*]"
 	@touch $@
 
-# Debian's etcd, an older one than the wheel's, is only unpacked; without it the tests that want it are skipped.
-build/etcd/.debian:
-	@mkdir -p build/etcd
-	@cd build/etcd && apt-get -qq download etcd-server && dpkg -x etcd-server_*.deb debian \
-		|| echo "Debian's etcd-server could not be had; tests with etcd 3.4 are skipped" >&2
+# Debian's etcd, an older one than the wheel's, and promtool are only unpacked; without them the tests that want them are skipped.
+build/etcd/.debian: PACKAGE := etcd-server
+build/prometheus/.debian: PACKAGE := prometheus
+build/etcd/.debian build/prometheus/.debian:
+	@mkdir -p $(@D)
+	@cd $(@D) && apt-get -qq download $(PACKAGE) && dpkg -x $(PACKAGE)_*.deb debian \
+		|| echo "Debian's $(PACKAGE) could not be had; the tests that want it are skipped" >&2
 	@touch $@
 
 $(VENV)/.torch: $(VENV)/.base

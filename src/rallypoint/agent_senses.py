@@ -111,8 +111,11 @@ class AgentSenses(SimpleElasticAgent):
 
     # --- hangs -------------------------------------------------------------------------------------------------------------
 
-    def _hang_env(self, local_rank: int) -> dict[str, str]:
-        return self._hang_watch.worker_env(local_rank) if self._hang_watch is not None else {}
+    def _add_hang_env(self, local_rank: int, env: dict[str, str]) -> dict[str, str]:
+        if self._hang_watch is None:
+            return env
+        python_path = env.get(defaults.ENV_PYTHONPATH, os.environ.get(defaults.ENV_PYTHONPATH, ""))
+        return {**env, **self._hang_watch.worker_env(local_rank, python_path)}
 
     def _watch_for_hangs(self, pids: dict[int, int]) -> None:
         if self._hang_watch is not None:
@@ -185,12 +188,12 @@ class AgentSenses(SimpleElasticAgent):
     def _close_senses(self) -> None:
         """At the very end of the run."""
         self._stop_local_watchdog()
-        if self._hang_watch is not None:
-            self._hang_watch.close()
         if self._health_check_server is not None:
             self._health_check_server.stop()
         if self._metrics_before is not None:
             metrics.configure(self._metrics_before)
+        if self._hang_watch is not None:  # last: the health server reads what it knows of progress
+            self._hang_watch.close()
 
 
 def _timer_path() -> str:

@@ -122,7 +122,7 @@ class LocalElasticAgent(AgentSenses):
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         spec = worker_group.spec
         plans = self._plan(worker_group)
-        envs = {plan.local_rank: {**plan.env, **self._hang_env(plan.local_rank)} for plan in plans}
+        envs = {plan.local_rank: self._add_hang_env(plan.local_rank, plan.env) for plan in plans}
         self._setup_local_watchdog(envs=envs)
         prefixes = {plan.local_rank: plan.prefix for plan in plans if plan.prefix is not None}
         self._pcontext = start_processes(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import time
 
+from rallypoint import defaults
 from rallypoint.core import hangs, stack_groups
 from rallypoint.core.hangs import HangLimits, parse_hang_timeout
 from rallypoint.processes.pulse import PulseBoard
@@ -16,16 +17,13 @@ from rallypoint.processes.stack_files import write_stacks
 from rallypoint.processes.stacks import StackDesk
 from rallypoint.processes.watched import Watched
 from rallypoint.records import Value
-from rallypoint.worker_site.sitecustomize import ENV_STACKS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from rallypoint.core.stack_groups import WorkerStacks
 
-__all__ = ["ENV_PULSE", "Hang", "HangLimits", "HangWatch", "Hung", "parse_hang_timeout"]
+__all__ = ["Hang", "HangLimits", "HangWatch", "Hung", "parse_hang_timeout"]
 
-ENV_PULSE = "RALLYPOINT_PULSE"  # see rallypoint.worker
-ENV_PYTHONPATH = "PYTHONPATH"
 SITE_FOLDER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "worker_site")
 SETTLE_S = 0.4  # from the first that is overdue to the verdict: it may be one that waits for the one that hangs
 
@@ -65,17 +63,16 @@ class HangWatch:
         self._verdict_at: float | None = None
         self._last_progress_at: float | None = None  # of workers that were replaced since
 
-    def worker_env(self, local_rank: int) -> dict[str, str]:
-        """What this worker's environment needs; whoever had this rank before is forgotten."""
+    def worker_env(self, local_rank: int, python_path: str = "") -> dict[str, str]:
+        """What this worker's environment needs besides its PYTHONPATH; whoever had this rank before is forgotten."""
         self._last_progress_at = self.progress_at()
         self._board.clear(local_rank)
         if self._limits is None:
-            return {ENV_PULSE: self._board.place(local_rank)}
-        inherited = os.environ.get(ENV_PYTHONPATH)
+            return {defaults.ENV_PULSE: self._board.place(local_rank)}
         return {
-            ENV_PULSE: self._board.place(local_rank),
-            ENV_STACKS: self._desk.place(local_rank),
-            ENV_PYTHONPATH: f"{SITE_FOLDER}{os.pathsep}{inherited}" if inherited else SITE_FOLDER,
+            defaults.ENV_PULSE: self._board.place(local_rank),
+            defaults.ENV_STACKS: self._desk.place(local_rank),
+            defaults.ENV_PYTHONPATH: os.pathsep.join(filter(None, [SITE_FOLDER, python_path])),
         }
 
     def begin(self, pids: dict[int, int], global_ranks: dict[int, int], folder: str) -> None:

@@ -21,6 +21,8 @@ import os
 from _thread import RLock  # a signal's handler may enter a section while one is being entered
 from time import monotonic
 
+from rallypoint import defaults
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,9 +33,7 @@ if TYPE_CHECKING:
 
     _Called = TypeVar("_Called", bound=Callable[..., Any])
 
-__all__ = ["ENV_PULSE", "announce", "heartbeat", "progress", "section"]
-
-ENV_PULSE = "RALLYPOINT_PULSE"  # the place of this worker's page in its file, a colon, and the path of the file
+__all__ = ["announce", "heartbeat", "progress", "section"]
 
 _page: PulseMapping | None = None  # None: nobody asks, or this process is not the worker
 _lock = RLock()
@@ -96,7 +96,7 @@ class section:  # used like a function
 def announce() -> None:
     """Tell the agent, if it asks for it, that this worker gives signs of life; done when this module is imported."""
     global _page
-    place = os.environ.get(ENV_PULSE)
+    place = os.environ.get(defaults.ENV_PULSE)
     if place is not None and _page is None:
         from rallypoint.processes.pulse_mapping import open_mapping
 

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from rallypoint.core.pulse_page import Pulse
+from rallypoint.defaults import ENV_PULSE
 from rallypoint.processes.pulse import PulseBoard
 from rallypoint.watchdog import HangWatch, parse_hang_timeout
-from rallypoint.worker import ENV_PULSE
 
 SLOW_MACHINE_S = 5e-6  # a heartbeat takes a third of a microsecond
 

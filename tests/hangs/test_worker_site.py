@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import rallypoint
+from rallypoint import defaults
 from rallypoint.processes.stacks import StackDesk
 from rallypoint.watchdog import SITE_FOLDER
 from rallypoint.worker_site.sitecustomize import ENV_STACKS
@@ -83,3 +84,7 @@ print(*(set(sys.modules) - before))
     answer = run(program, "-S", **{ENV_STACKS: desk.place(0)})
     assert answer.stderr == ""
     assert set(answer.stdout.split()) <= {"__future__", "faulthandler"}
+
+
+def test_the_name_that_it_cannot_import_is_the_agents() -> None:
+    assert ENV_STACKS == defaults.ENV_STACKS

@@ -68,11 +68,23 @@ def _run_forked(request: dict[str, Any], fn: Callable[..., Any], args: tuple[Any
     os.environ.clear()
     os.environ.update(request["env"])
     _reset_signals()
+    _join_the_watch()
     (_, result_fd) = request["fds"][-1]
     process = get_context("fork").Process(target=_call, args=(fn, args, result_fd))
     code = process._bootstrap()  # type: ignore[attr-defined]  # what Process.start() calls in the child
     util._exit_function()  # type: ignore[attr-defined]  # from 3.13 on left to the caller; before, the second call does nothing
     os._exit(code)
+
+
+def _join_the_watch() -> None:
+    """What a new interpreter does at its start where the agent watches for hangs: answer for its stacks, and speak for itself."""
+    if defaults.ENV_STACKS in os.environ:
+        from rallypoint.worker_site import sitecustomize
+
+        sitecustomize.register(os.environ)
+    worker = sys.modules.get("rallypoint.worker")  # of the process that was forked, which has no pulse of its own
+    if worker is not None:
+        worker.announce()
 
 
 def _erase_from_environ_block(name: str) -> None:
