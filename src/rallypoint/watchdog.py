@@ -148,8 +148,9 @@ class HangWatch:
         return Hang(hung, waiting, (*lines, *brief, *where), path)
 
     def progress_at(self) -> float | None:
-        """When any worker gave its last sign of life, of this group or an earlier one; None if none ever did. For any thread."""
-        signs = [pulse.sign_at for pulse in self._board.read_all(time.monotonic())]
+        """When any worker last made progress, of this group or an earlier one; None if none ever told of any. For any thread."""
+        now = time.monotonic()
+        signs = [hangs.progress_of(pulse, self._limits, now) for pulse in self._board.read_all(now)]
         return max([one for one in (*signs, self._last_progress_at) if one is not None], default=None)
 
     def checkpoint_at(self) -> float | None:

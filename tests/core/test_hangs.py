@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rallypoint.core.hangs import HangLimits, Suspect, blame, limit_of, longest_pause, parse_hang_timeout, regain
+from rallypoint.core.hangs import HangLimits, Suspect, blame, limit_of, longest_pause, parse_hang_timeout, progress_of, regain
 from rallypoint.core.pulse_page import Pulse
 from rallypoint.errors import UsageError
 
@@ -145,3 +145,28 @@ def test_who_stands_elsewhere_goes_before_the_longest_silence() -> None:
 def test_who_stands_elsewhere_with_more_steps_waits() -> None:
     suspects = [Suspect(rank, float(rank), step=3 if rank else 4, standing="wait" if rank else "loop") for rank in range(4)]
     assert blame(suspects)[0].local_rank == 1
+
+
+@pytest.mark.parametrize(
+    ("phase", "limit_s", "limits", "expected"),
+    [
+        ("running", None, None, 90.0),
+        ("checkpoint", None, None, 100.0),
+        ("checkpoint", 60.0, None, 100.0),
+        ("checkpoint", 9.0, None, 90.0),
+        ("checkpoint", None, HangLimits(5.0, {"checkpoint": 60.0}), 100.0),
+        ("checkpoint", None, HangLimits(5.0, {"checkpoint": 9.0}), 90.0),
+        ("exiting", None, HangLimits(5.0, {}), 100.0),
+    ],
+)
+def test_silence_that_is_allowed_is_progress(
+    phase: str, limit_s: float | None, limits: HangLimits | None, expected: float
+) -> None:
+    """P30: a long checkpoint does not make the agent unhealthy."""
+    pulse = Pulse(owner=1, phase=phase, limit_s=limit_s, announced_at=80.0, sign_at=90.0, step=3, checkpoint_at=None)
+    assert progress_of(pulse, limits, now=100.0) == expected
+
+
+def test_who_never_gave_a_sign_made_no_progress() -> None:
+    pulse = Pulse(owner=1, phase="starting", limit_s=None, announced_at=80.0, sign_at=None, step=None, checkpoint_at=None)
+    assert progress_of(pulse, None, now=100.0) is None

@@ -23,7 +23,7 @@ from rallypoint.core.pulse_page import NAME_BYTES, RUNNING, Pulse
 from rallypoint.errors import UsageError
 from rallypoint.records import Value
 
-__all__ = ["HangLimits", "Suspect", "blame", "limit_of", "longest_pause", "parse_hang_timeout", "regain"]
+__all__ = ["HangLimits", "Suspect", "blame", "limit_of", "longest_pause", "parse_hang_timeout", "progress_of", "regain"]
 
 LONGEST_PAUSE_S = 0.5
 SHORTEST_PAUSE_S = 0.05
@@ -83,6 +83,16 @@ def limit_of(pulse: Pulse, limits: HangLimits) -> float | None:
     if pulse.limit_s is not None:
         return pulse.limit_s
     return limits.running_s if pulse.phase == RUNNING else limits.sections.get(pulse.phase)
+
+
+def progress_of(pulse: Pulse, limits: HangLimits | None, now: float) -> float | None:
+    """When this worker last made progress, as far as anybody can say: in a phase in which it may be silent, it does so now."""
+    if pulse.sign_at is None or pulse.phase == RUNNING:
+        return pulse.sign_at
+    limit_s = pulse.limit_s
+    if limit_s is None and limits is not None:
+        limit_s = limits.sections.get(pulse.phase)
+    return now if limit_s is None or now - pulse.sign_at <= limit_s else pulse.sign_at
 
 
 def longest_pause(limits: HangLimits) -> float:
