@@ -156,7 +156,7 @@ def test_who_stands_elsewhere_with_more_steps_waits() -> None:
         ("checkpoint", 9.0, None, 90.0),
         ("checkpoint", None, HangLimits(5.0, {"checkpoint": 60.0}), 100.0),
         ("checkpoint", None, HangLimits(5.0, {"checkpoint": 9.0}), 90.0),
-        ("exiting", None, HangLimits(5.0, {}), 100.0),
+        ("exiting", None, HangLimits(5.0, {}), 90.0),
     ],
 )
 def test_silence_that_is_allowed_is_progress(

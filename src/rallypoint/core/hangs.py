@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Sequence
 from math import isfinite
 
-from rallypoint.core.pulse_page import NAME_BYTES, RUNNING, Pulse
+from rallypoint.core.pulse_page import BASES, NAME_BYTES, RUNNING, Pulse
 from rallypoint.errors import UsageError
 from rallypoint.records import Value
 
@@ -86,8 +86,8 @@ def limit_of(pulse: Pulse, limits: HangLimits) -> float | None:
 
 
 def progress_of(pulse: Pulse, limits: HangLimits | None, now: float) -> float | None:
-    """When this worker last made progress, as far as anybody can say: in a phase in which it may be silent, it does so now."""
-    if pulse.sign_at is None or pulse.phase == RUNNING:
+    """When this worker last made progress, as far as anybody can say: in a section in which it may be silent, it does so now."""
+    if pulse.sign_at is None or pulse.phase in BASES:
         return pulse.sign_at
     limit_s = pulse.limit_s
     if limit_s is None and limits is not None:
