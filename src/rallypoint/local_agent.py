@@ -94,6 +94,7 @@ class LocalElasticAgent(AgentSenses):
             "uninterruptible_timeout": self._kill_wait_s,
             "monitor_interval": self._worker_group.spec.monitor_interval,
             "hang_timeout": self._hang_timeout,
+            "rendezvous": peers.settings_in_force() if (peers := self._peers()) is not None else "",
         }
 
     def _keep_story(self) -> None:

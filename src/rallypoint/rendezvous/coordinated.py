@@ -48,6 +48,10 @@ class CoordinatedHandler(WakingHandler):
     def worker_ranks(self) -> tuple[WorkerRanks, ...]:
         """The ranks of our workers in the generation that was last formed with us."""
 
+    def settings_in_force(self) -> str:
+        """The settings of the rendezvous and where each came from, in one line; empty where there are none."""
+        return ""
+
     def generation(self) -> int:
         """The number of the generation that was last formed with us; 0 where generations have none."""
         return 0

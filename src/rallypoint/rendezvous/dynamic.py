@@ -26,7 +26,7 @@ from rallypoint.rendezvous.handler import RendezvousInfo, RendezvousParameters, 
 from rallypoint.rendezvous.joining import Identity, Terms, make_joining
 from rallypoint.rendezvous.place import Place
 from rallypoint.rendezvous.rank_hint import find_rank_hint, stable_name
-from rallypoint.rendezvous.settings import Settings
+from rallypoint.rendezvous.settings import Settings, describe
 from rallypoint.rendezvous.worker_store import WorkerStore
 from rallypoint.store.coordination import Coordination
 from rallypoint.store.shared_store import SharedStore
@@ -124,6 +124,9 @@ class DynamicRendezvous(CoordinatedHandler):
     def worker_ranks(self) -> tuple[WorkerRanks, ...]:
         assert self._seated is not None
         return self._seated.seat.worker_ranks(self._introduction.workers)
+
+    def settings_in_force(self) -> str:
+        return describe(self._settings)
 
     def generation(self) -> int:
         return self._seated.generation.number if self._seated else 0
@@ -263,8 +266,6 @@ class DynamicRendezvous(CoordinatedHandler):
 
     def _lost_error(self, error: Exception) -> Exception:
         return error if isinstance(error, RendezvousError) else RendezvousConnectionError(str(error))
-
-    # The driver and its sessions.
 
     def _tell(self, word: Word) -> None:
         if self._driver is not None:
