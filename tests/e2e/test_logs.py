@@ -31,7 +31,7 @@ LINE = re.compile(r"\[default(\d+)\]:<(out|err) (\d+) (\d+) (x*) (\d+)>")
 def files_of(log_dir: Path) -> dict[str, Path]:
     """The files of the only run in this folder, by their path in it."""
     [run] = log_dir.iterdir()
-    return {str(path.relative_to(run)): path for path in sorted(run.rglob("*")) if path.is_file()}
+    return {str(path.relative_to(run)): path for path in sorted(run.rglob("attempt_*/**/*")) if path.is_file()}
 
 
 def test_whole_lines_of_many_workers(start_command: Any, rallyrun_command: Any, script: Any, tmp_path: Path):
@@ -177,7 +177,7 @@ def test_the_path_is_printed_and_every_attempt_is_kept(rallyrun: Any, script: An
     assert ended.returncode == 0, ended.stderr
     [run] = (tmp_path / "logs").iterdir()
     assert ended.stderr.count(str(run)) == 1, "the path is to be printed, once"
-    assert sorted(path.name for path in run.iterdir()) == ["attempt_0", "attempt_1", "attempt_2"]
+    assert sorted(path.name for path in run.iterdir()) == ["attempt_0", "attempt_1", "attempt_2", "events.jsonl"]
     for attempt in range(3):
         kept = [(run / f"attempt_{attempt}" / rank / "stdout.log").read_text() for rank in "01"]
         assert f"attempt {attempt}\n" in kept
