@@ -120,7 +120,7 @@ class AgentSenses(SimpleElasticAgent):
     def _watch_for_hangs(self, pids: dict[int, int]) -> None:
         if self._hang_watch is not None:
             ranks = {worker.local_rank: worker.global_rank for worker in self._worker_group.workers}
-            self._hang_watch.begin(pids, ranks, self._attempt_folder())
+            self._hang_watch.begin(pids, ranks, self._attempt_folder(), (self._worker_group.group_world_size or 1) > 1)
 
     def _look_for_hangs(self) -> None:
         """A worker that hangs is killed; what it did last is on record by then."""

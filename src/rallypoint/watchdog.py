@@ -26,6 +26,7 @@ __all__ = ["Hang", "HangLimits", "HangWatch", "Hung", "parse_hang_timeout"]
 
 SITE_FOLDER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "worker_site")
 SETTLE_S = 0.4  # from the first that is overdue to the verdict: it may be one that waits for the one that hangs
+OTHER_NODES_S = 0.4  # on top of that, where all here may wait for the one that hangs on another node, which is told first then
 
 
 class Hung(Value):
@@ -61,6 +62,8 @@ class HangWatch:
         self._folder = ""
         self._look_at: float | None = None
         self._verdict_at: float | None = None
+        self._gives_precedence = False  # to other nodes, until the verdict is due
+        self._has_other_nodes = False
         self._last_progress_at: float | None = None  # of workers that were replaced since
 
     def worker_env(self, local_rank: int, python_path: str = "") -> dict[str, str]:
@@ -75,8 +78,8 @@ class HangWatch:
             defaults.ENV_PYTHONPATH: os.pathsep.join(filter(None, [SITE_FOLDER, python_path])),
         }
 
-    def begin(self, pids: dict[int, int], global_ranks: dict[int, int], folder: str) -> None:
-        """Watch this group; the files with stacks go into `folder`, if there is one."""
+    def begin(self, pids: dict[int, int], global_ranks: dict[int, int], folder: str, has_other_nodes: bool = False) -> None:
+        """Watch this group, which may be part of a larger one; the files with stacks go into `folder`, if there is one."""
         if self._limits is None:
             return
         now = time.monotonic()
@@ -84,7 +87,8 @@ class HangWatch:
         limits = self._limits
         self._watched = [Watched(rank, global_ranks.get(rank, rank), pids[rank], limits, now) for rank in ranks]
         self._folder = folder
-        self._look_at, self._verdict_at = now + self._pause_s, None
+        self._has_other_nodes = has_other_nodes
+        self._look_at, self._verdict_at, self._gives_precedence = now + self._pause_s, None, False
 
     def end(self) -> None:
         """Watch nobody. What they told of progress and checkpoints can be asked until the next are started."""
@@ -103,9 +107,9 @@ class HangWatch:
             one.look(self._board.read(one.local_rank, now), planned_at, now)
         there = [one for one in self._watched if one.is_there]
         overdue = [one for one in there if one.is_overdue(now)]
-        if self._is_verdict_due(there, overdue, now):
+        if self._is_verdict_due(there, overdue, now) and (hang := self._judge(there, now)) is not None:
             self._look_at = None
-            return self._judge(there, now)
+            return hang
         ends = [end for one in there if (end := one.due_at) is not None and end > now]
         self._look_at = min([now + self._pause_s, *ends, *([self._verdict_at] if self._verdict_at is not None else [])])
         return None
@@ -113,23 +117,31 @@ class HangWatch:
     def _is_verdict_due(self, there: list[Watched], overdue: list[Watched], now: float) -> bool:
         """Those who wait for the one that hangs may have been silent before it: where some are not overdue yet, wait a little."""
         if not overdue:
-            self._verdict_at = None
+            self._verdict_at, self._gives_precedence = None, False
         elif self._verdict_at is None:
             self._verdict_at = now + SETTLE_S
-        return self._verdict_at is not None and (now >= self._verdict_at or len(overdue) == len(there))
+        is_complete = len(overdue) == len(there) and not self._gives_precedence
+        return self._verdict_at is not None and (now >= self._verdict_at or is_complete)
 
-    def _judge(self, there: list[Watched], now: float) -> Hang:
-        """Ask all workers for their stacks, say who is to blame, and write it down."""
+    def _judge(self, there: list[Watched], now: float) -> Hang | None:
+        """Ask all workers for their stacks, say who is to blame, and write it down; None: other nodes may know better."""
         ranks = {one.local_rank: one.global_rank for one in there}
         stacks = self._desk.ask({one.local_rank: one.pid for one in there}, ranks)
         silent = [one for one in there if one.is_suspect(now)]
-        blamed = hangs.blame(one.suspect(stack_groups.standing(stacks[one.local_rank]), now) for one in silent)
+        suspects = [one.suspect(stack_groups.standing(stacks[one.local_rank]), now) for one in silent]
+        is_clear = not self._has_other_nodes or len(silent) < len(there) or hangs.is_clear(suspects)
+        if not is_clear and not self._gives_precedence and self._verdict_at is not None:
+            self._verdict_at, self._gives_precedence = self._verdict_at + OTHER_NODES_S, True
+            return None
+        blamed = hangs.blame(suspects)
         blamed_ranks = {one.local_rank for one in blamed}
         hung = tuple(_describe(one, now) for one in silent if one.local_rank in blamed_ranks)
         waiting = tuple(_describe(one, now) for one in silent if one.local_rank not in blamed_ranks)
         lines = [f"rank {one.global_rank} (local rank {one.local_rank}, process {one.pid}) hangs: {one.why}" for one in hung]
         if waiting:
             lines.append(f"silent too, as those are that wait: {stack_groups.rank_ranges(one.global_rank for one in waiting)}")
+        if not is_clear:
+            lines.append("nothing tells the workers here apart: all may wait for one of another node")
         lines += _phases_of([one for one in there if one not in silent])
         return self._write_down(hung, waiting, lines, stacks)
 

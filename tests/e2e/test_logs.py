@@ -29,7 +29,7 @@ LINE = re.compile(r"\[default(\d+)\]:<(out|err) (\d+) (\d+) (x*) (\d+)>")
 
 
 def files_of(log_dir: Path) -> dict[str, Path]:
-    """The files of the only run in this folder, by their path in it."""
+    """The files of the workers of the only run in this folder, by their path in it."""
     [run] = log_dir.iterdir()
     return {str(path.relative_to(run)): path for path in sorted(run.rglob("attempt_*/**/*")) if path.is_file()}
 

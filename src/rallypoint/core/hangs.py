@@ -23,7 +23,9 @@ from rallypoint.core.pulse_page import BASES, NAME_BYTES, RUNNING, Pulse
 from rallypoint.errors import UsageError
 from rallypoint.records import Value
 
-__all__ = ["HangLimits", "Suspect", "blame", "limit_of", "longest_pause", "parse_hang_timeout", "progress_of", "regain"]
+__all__ = [
+    "HangLimits", "Suspect", "blame", "is_clear", "limit_of", "longest_pause", "parse_hang_timeout", "progress_of", "regain",
+]  # fmt: skip
 
 LONGEST_PAUSE_S = 0.5
 SHORTEST_PAUSE_S = 0.05
@@ -116,6 +118,13 @@ def blame(silent: Iterable[Suspect]) -> tuple[Suspect, ...]:
     if loner in behind:
         behind = [loner]
     return tuple(behind[:1])
+
+
+def is_clear(silent: Iterable[Suspect]) -> bool:
+    """Whether anything tells some of them from the others. If not, all of them may wait for somebody on another node."""
+    suspects = list(silent)
+    is_stopped = any(one.is_stopped for one in suspects)
+    return is_stopped or len({one.step for one in suspects}) > 1 or len({one.standing for one in suspects}) > 1
 
 
 def _fewest_steps(suspects: Sequence[Suspect]) -> list[Suspect]:

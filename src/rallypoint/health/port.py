@@ -14,6 +14,8 @@ from rallypoint.store.listening import hold_port
 __all__ = ["open_listeners_or_explain", "resolve_health_port"]
 
 SETTING = "--health-port or TORCHELASTIC_HEALTH_CHECK_PORT"
+ADDRESS_SETTING = "--health-addr for --health-port"
+PORT_ERRORS = (errno.EADDRINUSE, errno.EACCES)  # all others are of the address
 HIGHEST_PORT, PORT_DIGITS = 65_535, 5
 LISTENS = "0A"  # the state of a socket, in the kernel's tables
 NAMES_LISTED = 3
@@ -28,10 +30,11 @@ def open_listeners_or_explain(address: str, port: int) -> list[socket.socket]:
             raise OSError(errno.EADDRNOTAVAIL, "an address has to be named")
         return [socket.socket(fileno=sock.detach()) for sock in hold_port(host, (port,))]
     except UnicodeError:
-        raise UsageError(f"{SETTING}: {address!r} is no address") from None
+        raise UsageError(f"{ADDRESS_SETTING}: {address!r} is no address") from None
     except OSError as error:
+        setting = SETTING if error.errno in PORT_ERRORS else ADDRESS_SETTING
         raise UsageError(
-            f"{SETTING}: the health endpoint cannot listen at {address} port {port}: {_explain(error, port)}"
+            f"{setting}: the health endpoint cannot listen at {address} port {port}: {_explain(error, port)}"
         ) from error
 
 
