@@ -268,7 +268,12 @@ def test_an_etcd_whose_data_are_lost_is_replaced_while_its_agent_lives(cluster: 
     os.kill(pid, signal.SIGSTOP)
     shutil.rmtree(data)
     os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: len(cluster.members(other)) == 3 and cluster.members(other)[name] != before[name], 20.0)
+
+    def is_replaced() -> bool:
+        now = cluster.members(other)  # once: it changes under our eyes
+        return len(now) == 3 and now.get(name, before[name]) != before[name]
+
+    wait_until(is_replaced, 20.0)
     wait_until(lambda: cluster.is_healthy(name))
     cluster.finish()
     assert [node.wait() for node in nodes] == [0, 0, 0]

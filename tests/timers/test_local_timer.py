@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from multiprocessing import resource_tracker
 from multiprocessing.queues import Queue
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,6 +25,12 @@ def tracker() -> Iterator[None]:
     resource_tracker.ensure_running()
     yield
     resource_tracker._resource_tracker._stop()
+
+
+@pytest.fixture(autouse=True)
+def importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A spawned process imports this file by the name that it has here, from where we find modules."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2]))
 
 
 @pytest.fixture
