@@ -62,8 +62,8 @@ class HangWatch:
         self._folder = ""
         self._look_at: float | None = None
         self._verdict_at: float | None = None
-        self._gives_precedence = False  # to other nodes, until the verdict is due
         self._has_other_nodes = False
+        self._held: Hang | None = None  # until other nodes, which may know better, have had their time
         self._last_progress_at: float | None = None  # of workers that were replaced since
 
     def worker_env(self, local_rank: int, python_path: str = "") -> dict[str, str]:
@@ -88,12 +88,12 @@ class HangWatch:
         self._watched = [Watched(rank, global_ranks.get(rank, rank), pids[rank], limits, now) for rank in ranks]
         self._folder = folder
         self._has_other_nodes = has_other_nodes
-        self._look_at, self._verdict_at, self._gives_precedence = now + self._pause_s, None, False
+        self._look_at, self._verdict_at, self._held = now + self._pause_s, None, None
 
     def end(self) -> None:
         """Watch nobody. What they told of progress and checkpoints can be asked until the next are started."""
         self._watched = []
-        self._look_at = None
+        self._look_at = self._held = None
 
     def next_look_at(self) -> float | None:
         return self._look_at
@@ -101,15 +101,15 @@ class HangWatch:
     def look(self, now: float) -> Hang | None:
         """See how the workers are. A hang is told once, and ends the watch; its stacks are in their files by then."""
         planned_at = self._look_at
-        if planned_at is None:
-            return None
+        if planned_at is None or self._held is not None:
+            held, self._look_at, self._held = self._held, None, None
+            return held
         for one in self._watched:
             one.look(self._board.read(one.local_rank, now), planned_at, now)
         there = [one for one in self._watched if one.is_there]
         overdue = [one for one in there if one.is_overdue(now)]
-        if self._is_verdict_due(there, overdue, now) and (hang := self._judge(there, now)) is not None:
-            self._look_at = None
-            return hang
+        if self._is_verdict_due(there, overdue, now):
+            return self._judge(there, now)
         ends = [end for one in there if (end := one.due_at) is not None and end > now]
         self._look_at = min([now + self._pause_s, *ends, *([self._verdict_at] if self._verdict_at is not None else [])])
         return None
@@ -117,22 +117,21 @@ class HangWatch:
     def _is_verdict_due(self, there: list[Watched], overdue: list[Watched], now: float) -> bool:
         """Those who wait for the one that hangs may have been silent before it: where some are not overdue yet, wait a little."""
         if not overdue:
-            self._verdict_at, self._gives_precedence = None, False
+            self._verdict_at = None
         elif self._verdict_at is None:
             self._verdict_at = now + SETTLE_S
-        is_complete = len(overdue) == len(there) and not self._gives_precedence
-        return self._verdict_at is not None and (now >= self._verdict_at or is_complete)
+        return self._verdict_at is not None and (now >= self._verdict_at or len(overdue) == len(there))
 
     def _judge(self, there: list[Watched], now: float) -> Hang | None:
-        """Ask all workers for their stacks, say who is to blame, and write it down; None: other nodes may know better."""
+        """Ask all workers for their stacks, say who is to blame, and write it down; None: not yet, other nodes may know better.
+
+        Nobody is asked twice: to answer is a sign of life.
+        """
         ranks = {one.local_rank: one.global_rank for one in there}
         stacks = self._desk.ask({one.local_rank: one.pid for one in there}, ranks)
         silent = [one for one in there if one.is_suspect(now)]
         suspects = [one.suspect(stack_groups.standing(stacks[one.local_rank]), now) for one in silent]
         is_clear = not self._has_other_nodes or len(silent) < len(there) or hangs.is_clear(suspects)
-        if not is_clear and not self._gives_precedence and self._verdict_at is not None:
-            self._verdict_at, self._gives_precedence = self._verdict_at + OTHER_NODES_S, True
-            return None
         blamed = hangs.blame(suspects)
         blamed_ranks = {one.local_rank for one in blamed}
         hung = tuple(_describe(one, now) for one in silent if one.local_rank in blamed_ranks)
@@ -143,7 +142,12 @@ class HangWatch:
         if not is_clear:
             lines.append("nothing tells the workers here apart: all may wait for one of another node")
         lines += _phases_of([one for one in there if one not in silent])
-        return self._write_down(hung, waiting, lines, stacks)
+        hang = self._write_down(hung, waiting, lines, stacks)
+        if is_clear or self._verdict_at is None:
+            self._look_at = None
+            return hang
+        self._look_at, self._held = self._verdict_at + OTHER_NODES_S, hang
+        return None
 
     def _write_down(
         self, hung: tuple[Hung, ...], waiting: tuple[Hung, ...], lines: list[str], stacks: dict[int, WorkerStacks]
