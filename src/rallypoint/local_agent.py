@@ -91,9 +91,10 @@ class LocalElasticAgent(AgentSenses):
         return {
             "shutdown_timeout": self._shutdown_timeout,
             "exit_barrier_timeout": self._exit_barrier_timeout,
-            "uninterruptible_timeout": self._kill_wait_s,
+            "uninterruptible_timeout": self._kill_wait_s or defaults.UNINTERRUPTIBLE_TIMEOUT_S,
             "monitor_interval": self._worker_group.spec.monitor_interval,
             "hang_timeout": self._hang_timeout,
+            "health_timeout": defaults.HEALTH_TIMEOUT_S,
             "rendezvous": peers.settings_in_force() if (peers := self._peers()) is not None else "",
         }
 

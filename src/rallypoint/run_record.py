@@ -14,6 +14,7 @@ from rallypoint import defaults, event_file
 from rallypoint.core import phases
 from rallypoint.core.phases import DONE, RUNNING
 from rallypoint.events import Event, EventSource
+from rallypoint.processes import warden_client
 from rallypoint.status import AgentStatus, StatusBoard
 from rallypoint.workers import RunResult, WorkerGroup, WorkerSpec, _get_entrypoint_name
 
@@ -28,7 +29,7 @@ class RunRecord:
     """Kept by the agent's own thread; only the board is read by others."""
 
     def __init__(self, spec: WorkerSpec) -> None:
-        self._began_at = time.monotonic()
+        self._began_at = warden_client.launched_at() or time.monotonic()
         self.file = event_file.current = event_file.EventFile()
         self.board = StatusBoard(
             AgentStatus(

@@ -73,7 +73,7 @@ def test_p44_ten_thousand_requests_while_the_group_restarts_twenty_times(
     port = ports.free_port()
     options = ["--standalone", "--max-restarts", str(RESTARTS), "--restart-backoff", "0", "--health-port", str(port)]
     job = start_rallyrun([*options, worker])
-    job.wait_for(lambda: not ports.is_free(port))
+    job.wait_for(lambda: ports.bound_at(port))
     stopping = threading.Event()
     askers = [Asker(port, stopping) for _ in range(CLIENTS)]
     for asker in askers:

@@ -12,6 +12,7 @@ import select
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -204,7 +205,7 @@ class _Shelf:
     def __init__(self) -> None:
         self.idle: WardenClient | None = None
         self.keepers = 0
-        self.is_of_a_launcher = False
+        self.launched_at: float | None = None  # None: this process is no launcher
 
     def change_keepers(self, by: int) -> int:
         with _shelf_lock:
@@ -225,13 +226,18 @@ os.register_at_fork(after_in_child=_shelf.__init__)  # type: ignore[misc]
 
 def prepare(line: _socket.socket, pid: int) -> None:
     """Have a warden that was started already used first. For a process that is a launcher and nothing else."""
-    _shelf.is_of_a_launcher = True
+    _shelf.launched_at = time.monotonic()
     _shelf.swap(WardenClient(line, pid))
 
 
 def this_is_a_launcher() -> bool:
     """Whether this process has no children but ours, so that it may adopt orphans, and may kill whom it adopted."""
-    return _shelf.is_of_a_launcher
+    return _shelf.launched_at is not None
+
+
+def launched_at() -> float | None:
+    """When this process began to be a launcher; None if it is a program of its own, in which agents run."""
+    return _shelf.launched_at
 
 
 def is_open(fd: int) -> bool:
