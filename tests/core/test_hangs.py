@@ -6,7 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rallypoint.core.hangs import HangLimits, Suspect, blame, limit_of, longest_pause, parse_hang_timeout, progress_of, regain
+from rallypoint.core.hangs import (
+    HangLimits,
+    Suspect,
+    blame,
+    is_clear,
+    limit_of,
+    longest_pause,
+    parse_hang_timeout,
+    progress_of,
+    regain,
+)
 from rallypoint.core.pulse_page import Pulse
 from rallypoint.errors import UsageError
 
@@ -170,3 +180,18 @@ def test_silence_that_is_allowed_is_progress(
 def test_who_never_gave_a_sign_made_no_progress() -> None:
     pulse = Pulse(owner=1, phase="starting", limit_s=None, announced_at=80.0, sign_at=None, step=None, checkpoint_at=None)
     assert progress_of(pulse, None, now=100.0) is None
+
+
+@pytest.mark.parametrize(
+    ("suspects", "expected"),
+    [
+        ([Suspect(0, 1.0)], False),
+        ([Suspect(0, 1.0, step=3), Suspect(1, 2.0, step=3)], False),
+        ([Suspect(0, 1.0, step=3), Suspect(1, 2.0, step=4)], True),
+        ([Suspect(0, 1.0, is_stopped=True), Suspect(1, 2.0)], True),
+        ([Suspect(0, 1.0, standing="a"), Suspect(1, 2.0, standing="b")], True),
+        ([Suspect(0, 1.0, standing="a"), Suspect(1, 2.0, standing="a")], False),
+    ],
+)
+def test_whether_anything_tells_the_silent_apart(suspects: list[Suspect], expected: bool) -> None:
+    assert is_clear(suspects) == expected
