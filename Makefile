@@ -3,6 +3,7 @@
 
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
+CLIENTS ?= accelerate jax
 SEEDS ?= 0:100000
 JOBS ?= $(shell nproc)
 VENV := .venv
@@ -83,4 +84,5 @@ build/etcd/.debian build/prometheus/.debian:
 
 $(VENV)/.torch: $(VENV)/.base
 	@$(PIP) $(TORCH) numpy || { echo "$(TORCH) could not be installed; 'make test' runs all that does without it" >&2; exit 1; }
+	@$(PIP) $(CLIENTS) || echo "not all of $(CLIENTS) could be installed; the tests that run them are skipped" >&2
 	@touch $@

@@ -1,11 +1,16 @@
-"""The page of flags is made from the table that the parser reads, whenever the documentation is built: it cannot go stale."""
+"""What the documentation shows of the program's own tables is made from them whenever it is built: it cannot go stale.
+
+These are the page of flags, and the differences between torch's names and ours on the page "Coming from torchrun".
+"""
 
 from __future__ import annotations
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
 
 from rallypoint import usage
+from rallypoint.compat.differences import DIFFERENCES, Difference
 
 INTRODUCTION = """\
 # Command line
@@ -26,6 +31,24 @@ INTRODUCTION = """\
 Bad input ends with one line that names the flag, and [exit code 2](failures.md#exit-codes); nothing is started then.
 
 """
+
+
+DIFFERENCES_MARK = "{differences}"
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:  # noqa: ARG001  # mkdocs's
+    return markdown.replace(DIFFERENCES_MARK, differences_table())
+
+
+def differences_table() -> str:
+    """One row for each name and difference; a difference that several facts show has one row."""
+    rows = dict.fromkeys(map(_row, DIFFERENCES))
+    return "\n".join(["| name | torch | rallypoint | because |", "|---|---|---|---|", *rows])
+
+
+def _row(one: Difference) -> str:
+    name = f"`{one.module.removeprefix('torch.distributed.')}.{one.name}`"
+    return "| " + " | ".join(text.replace("|", "\\|") for text in (name, one.torch, one.ours, one.why)) + " |"
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:

@@ -22,6 +22,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Protocol
 
 import pytest
@@ -61,6 +62,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason="torch is not installed"))
         if "root" in item.keywords and os.geteuid() != 0:
             item.add_marker(pytest.mark.skip(reason="needs root"))
+
+
+_torch_modules: dict[str, ModuleType] = {}
+
+
+@pytest.fixture(autouse=True)
+def torch_where_it_is_marked(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A test without the mark finds a process that has not imported torch; and torch can be imported only once in a process."""
+    if "torch" not in request.keywords:
+        yield
+        return
+    sys.modules.update(_torch_modules)
+    yield
+    names = [name for name in sys.modules if name == "torch" or name.startswith("torch.")]
+    _torch_modules.update((name, sys.modules.pop(name)) for name in names)
 
 
 # --- waiting ---------------------------------------------------------------------------------------------------------------

@@ -29,12 +29,12 @@ class Recorder(logging.Handler):
 @pytest.fixture(autouse=True)
 def own_sinks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Sinks of the test's own, as of a process that has just begun."""
-    attached: dict[str, logging.Handler] = {}
+    attached: dict[str, tuple[logging.Handler, object]] = {}
     monkeypatch.setattr(events, "_sinks", dict(events._sinks))
     monkeypatch.setattr(events, "_handlers", {})
     monkeypatch.setattr(events, "_attached", attached)
     yield
-    for destination, handler in attached.items():
+    for destination, (handler, _) in attached.items():
         logging.getLogger(f"torchelastic-events-{destination}").removeHandler(handler)
 
 

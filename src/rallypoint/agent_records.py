@@ -161,19 +161,23 @@ class AgentRecords:
         failed = group_results.is_failed()
         retried = self._remaining_restarts != self._worker_group.spec.max_restarts
         self._record_flakiness_metric(failed)
-        self._put("run_total", True)
-        self._put("run_success_with_retries", not failed and retried)
-        self._put("run_success_no_retries", not failed and not retried)
-        self._put("run_failed_with_retries", failed and retried)
-        self._put("run_failed_no_retries", failed and not retried)
+        self._record_metric_with_condition("run_total", True)
+        self._record_metric_with_condition("run_success_with_retries", not failed and retried)
+        self._record_metric_with_condition("run_success_no_retries", not failed and not retried)
+        self._record_metric_with_condition("run_failed_with_retries", failed and retried)
+        self._record_metric_with_condition("run_failed_no_retries", failed and not retried)
 
     def _record_flakiness_metric(self, is_failed: bool = False) -> None:
         """How much of the restart budget a run needed, in percent; a failed run needed more than all."""
         left, most = self._remaining_restarts + 1, self._worker_group.spec.max_restarts + 1
         self._put("flakiness", 100 if is_failed else int(100.0 - 100.0 * left / most))
 
+    def _record_metric_with_condition(self, metric_name: str, condition: bool) -> None:
+        """1 where it holds, else 0."""
+        self._put(metric_name, int(condition))
+
     def _put(self, name: str, value: int) -> None:
-        put_metric(f"workers.{self._worker_group.spec.role}.{name}", int(value))
+        put_metric(f"workers.{self._worker_group.spec.role}.{name}", value)
 
 
 def describe(result: RunResult) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 
-from rallypoint import defaults, metrics, report
+from rallypoint import agent_records, defaults, metrics, report
 from rallypoint.agent import SimpleElasticAgent
 from rallypoint.events import Event, EventSource
 from rallypoint.json_text import to_json
@@ -100,9 +100,13 @@ class AgentSenses(SimpleElasticAgent):
             facts["expiration_time"] = str(request.expiration_time)
             facts["signal"] = str(int(request.signal))
         described = self._construct_event("RUNNING", EventSource.AGENT).metadata
-        metadata = {**described, "metadata": to_json(facts)}
+        metadata = {**described, "hostname": self._get_fq_hostname(), "metadata": to_json(facts)}
         del metadata["duration_ms"]
         self._send_events(Event(name, EventSource.AGENT, metadata=metadata))
+
+    def _get_fq_hostname(self) -> str:
+        """The name of this host in those events; to be overridden."""
+        return agent_records._get_fq_hostname()
 
     def _stop_local_watchdog(self) -> None:
         watchdog, self._worker_watchdog = self._worker_watchdog, None

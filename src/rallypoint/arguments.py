@@ -13,9 +13,10 @@ from types import SimpleNamespace
 
 from rallypoint import command_line, defaults, report
 from rallypoint.config import LaunchConfig, resolve_shutdown_timeout
-from rallypoint.devices import allowed_cpus, determine_local_world_size
-from rallypoint.entry_point import EntryPoint, entry_point
+from rallypoint.devices import allowed_cpus
+from rallypoint.entry_point import EntryPoint, check_entry_point, entry_point
 from rallypoint.errors import UsageError
+from rallypoint.job_size import read_nodes, read_workers
 from rallypoint.processes.log_specs import DefaultLogsSpecs, LogsSpecs, Std, check_log_dir
 from rallypoint.records import Value
 from rallypoint.rendezvous import registry
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
     T = TypeVar("T")
 
-__all__ = ["config_from_args", "get_rdzv_endpoint", "parse_min_max_nnodes", "threads_per_worker"]
+__all__ = ["config_from_args", "get_rdzv_endpoint", "is_standalone", "threads_per_worker"]
 
 _SETTINGS_WITH_FLAGS = (
     "node_unit",
@@ -51,12 +52,17 @@ class Meeting(Value):
     settings: dict[str, Any]
 
 
-def config_from_args(args: Any) -> tuple[LaunchConfig, EntryPoint, list[str]]:
-    """The job that `args` describe: its configuration, what each worker starts, and the arguments for that."""
-    args = command_line.complete(args)
+def config_from_args(args: Any, *, as_given: bool = False) -> tuple[LaunchConfig, EntryPoint, list[str]]:
+    """The job that `args` describe: its configuration, what each worker starts, and the arguments for that.
+
+    `as_given` leaves the arguments alone: one node is not made to run standalone, and nobody looks whether the script is there.
+    """
+    args = command_line.complete(args, os.environ)
     entry, arguments = entry_point(args)
-    workers = _read(args, "nproc_per_node", determine_local_world_size)
-    meeting = _meeting(args)
+    if not as_given:
+        check_entry_point(args)
+    workers = _read(args, "nproc_per_node", read_workers)
+    meeting = _meeting(args, as_given)
     config = LaunchConfig(
         min_nodes=meeting.min_nodes,
         max_nodes=meeting.max_nodes,
@@ -88,17 +94,6 @@ def config_from_args(args: Any) -> tuple[LaunchConfig, EntryPoint, list[str]]:
     )
     _tell_threads(config, args.omp_num_threads)
     return config, entry, arguments
-
-
-def parse_min_max_nnodes(nnodes: str) -> tuple[int, int]:
-    """The least and the most nodes that ``--nnodes`` asks for."""
-    numbers = nnodes.split(":")
-    if len(numbers) > 2 or not all(number.strip().isdecimal() for number in numbers):
-        raise UsageError(f"{nnodes!r} is neither a number of nodes nor MIN:MAX")
-    least, most = int(numbers[0]), int(numbers[-1])
-    if not 0 < least <= most:
-        raise UsageError(f"{nnodes!r} asks for at least {least} and at most {most} nodes; it takes 1 <= MIN <= MAX")
-    return least, most
 
 
 def get_rdzv_endpoint(args: Any) -> str:
@@ -133,28 +128,31 @@ def _read(args: SimpleNamespace, dest: str, convert: Callable[[Any], T]) -> T:
         raise UsageError(f"{command_line.source(args, dest)}: {problem}") from problem
 
 
-def _meeting(args: SimpleNamespace) -> Meeting:
-    least, most = _read(args, "nnodes", parse_min_max_nnodes)
+def _meeting(args: SimpleNamespace, as_given: bool) -> Meeting:
+    least, most = _read(args, "nnodes", read_nodes)
     settings = _settings(args)
-    if args.standalone and least > 1:
-        raise UsageError(f"--standalone is for one node, but {command_line.source(args, 'nnodes')} asks for {least}")
-    if args.standalone or _needs_nobody(args, most):
+    if not as_given and is_standalone(args, least, most):
         settings = _elastic_settings(settings, 1, 1)
         return Meeting(1, 1, defaults.BACKEND_ELASTIC, "localhost:0", os.urandom(8).hex(), settings)
     _read(args, "rdzv_backend", registry.check_backend)
     if args.rdzv_backend == defaults.BACKEND_CLI:
         settings["rank"] = _static_rank(args, most)
-    elif args.rdzv_backend == defaults.BACKEND_ELASTIC:
+    elif args.rdzv_backend in (defaults.BACKEND_ELASTIC, defaults.BACKEND_PLUGIN):
         settings = _elastic_settings(_with_rank(args, settings), least, most)
-    elif args.rdzv_backend in (defaults.BACKEND_ETCD, defaults.BACKEND_ETCD_V2):
+    elif args.rdzv_backend in (defaults.BACKEND_ETCD, defaults.BACKEND_ETCD_V2, defaults.BACKEND_PLUGIN_ETCD):
         settings = _with_rank(args, settings)
     return Meeting(least, most, args.rdzv_backend, get_rdzv_endpoint(args), args.rdzv_id, settings)
 
 
-def _needs_nobody(args: SimpleNamespace, most: int) -> bool:
-    """Static rendezvous of one node with nothing said about where: a free port serves it better than a fixed one."""
+def is_standalone(args: SimpleNamespace, least: int, most: int) -> bool:
+    """Whether this node needs nobody: as ``--standalone`` says, or one node with static rendezvous and nothing said about where.
+
+    A free port serves that better than a fixed one.
+    """
+    if args.standalone and least > 1:
+        raise UsageError(f"--standalone is for one node, but {command_line.source(args, 'nnodes')} asks for {least}")
     is_static = args.rdzv_backend == defaults.BACKEND_CLI
-    return is_static and most == 1 and not args.rdzv_endpoint and args.master_port is None
+    return bool(args.standalone) or (is_static and most == 1 and not args.rdzv_endpoint and args.master_port is None)
 
 
 def _static_rank(args: SimpleNamespace, most: int) -> int:

@@ -13,10 +13,11 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 
 from rallypoint import command_line, defaults, errors, report
-from rallypoint.arguments import config_from_args, get_rdzv_endpoint, parse_min_max_nnodes
+from rallypoint.arguments import config_from_args, get_rdzv_endpoint
 from rallypoint.devices import determine_local_world_size
 from rallypoint.entry_point import get_use_env, run_script_path
 from rallypoint.errors import ExitCode
+from rallypoint.job_size import parse_min_max_nnodes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

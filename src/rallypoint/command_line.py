@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from rallypoint.options import Kind
 
-__all__ = ["closest", "complete", "is_given", "parse", "source"]
+__all__ = ["closest", "complete", "is_given", "parse", "source", "split_list"]
 
 _TRUTHS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 
@@ -49,10 +49,12 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> SimpleNamespace:
     )
 
 
-def complete(args: Any) -> SimpleNamespace:
-    """A copy of arguments that somebody else put together, with the default for every flag that they lack."""
-    unknown: dict[str, Any] = {"from_flags": frozenset(), "from_environment": frozenset(), "training_script_args": []}
-    return SimpleNamespace(**{**_defaults(), **unknown, **vars(args)})
+def complete(args: Any, environ: Mapping[str, str]) -> SimpleNamespace:
+    """A copy of arguments that somebody else put together, with the variable or the default of every flag that they lack."""
+    known = vars(args)
+    variables = {} if "from_environment" in known else _read_variables(environ, known)
+    origins = {"from_flags": frozenset(), "from_environment": frozenset(variables)}
+    return SimpleNamespace(**{**_defaults(), **origins, "training_script_args": [], **variables, **known})
 
 
 def source(args: SimpleNamespace, dest: str) -> str:
@@ -162,7 +164,8 @@ def _truth(text: str) -> bool:
     return _TRUTHS[text.strip().lower()]
 
 
-def _pieces(text: str) -> list[str]:
+def split_list(text: str) -> list[str]:
+    """The parts between commas; a doubled comma stands for a comma."""
     pieces = (piece.replace("\0", ",") for piece in text.replace(",,", "\0").split(","))
     return [piece for piece in pieces if piece]
 
@@ -179,6 +182,6 @@ _KINDS: dict[Kind, tuple[Callable[[str], Any], str]] = {
     "int": (int, "a whole number"),
     "float": (float, "a number"),
     "flag": (_truth, "1 or 0"),
-    "list": (_pieces, "a list"),
+    "list": (split_list, "a list"),
     "size": (_size, "a number of bytes, as in 4096, 500M or 2G"),
 }

@@ -100,6 +100,7 @@ class LaunchConfig(Record):
         self._check_times()
         self._check_texts()
         _check_signals(self.signals_to_handle)
+        self.shutdown_timeout = resolve_shutdown_timeout(self.shutdown_timeout)
         if self.numa_options is not None:
             from rallypoint.affinity import read_options
 

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import os
 import random
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sized
 
 from rallypoint import defaults
 from rallypoint.core import sampling
+from rallypoint.torch_presence import imported_torch
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ def _check(num_replicas: int, rank: int, start_index: int, size: int) -> None:
 
 
 def _order(count: int, seed: int) -> list[int]:
-    if torch := sys.modules.get("torch"):
+    if torch := imported_torch():
         # Whatever device the script has made the default one, every rank must find the same order.
         generator = torch.Generator(device="cpu").manual_seed(seed)
         order: list[int] = torch.randperm(count, generator=generator, device="cpu").tolist()
@@ -144,7 +144,7 @@ def _rank_in_the_job() -> int:
 
 def _process_group() -> Any | None:
     """torch.distributed, if the script has imported it and set up a process group."""
-    distributed = sys.modules.get("torch.distributed")
+    distributed = imported_torch("torch.distributed")
     return distributed if distributed and distributed.is_available() and distributed.is_initialized() else None
 
 

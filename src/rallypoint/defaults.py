@@ -51,7 +51,9 @@ ENV_SECRET = "RALLYPOINT_SECRET"  # the job's secret itself; workers do not see 
 ENV_SLURM_NODE = "SLURM_NODEID"
 ENV_SLURM_NODES = ("SLURM_JOB_NUM_NODES", "SLURM_NNODES")  # the second is its older name
 ENV_KUBERNETES_INDEX = "JOB_COMPLETION_INDEX"
+ENV_COMPAT = "RALLYPOINT_COMPAT"  # 1: rallypoint stands behind torch's names, in workers too
 ENV_DISABLE_SHARED_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
+ENV_USE_LIBUV = "USE_LIBUV"  # for torch's own stores
 
 # The size of a job.
 NNODES = "1:1"
@@ -62,6 +64,8 @@ BACKEND_CLI = "static"
 BACKEND_ELASTIC = "c10d"
 BACKEND_ETCD = "etcd"
 BACKEND_ETCD_V2 = "etcd-v2"
+BACKEND_PLUGIN = "rallypoint"  # as torchrun knows our back ends; here they are other names of the same
+BACKEND_PLUGIN_ETCD = "rallypoint-etcd"
 BACKEND_API = BACKEND_ETCD
 RUN_ID_CLI = "none"
 ELASTIC_PORT = 29400

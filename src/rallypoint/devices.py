@@ -9,15 +9,11 @@ asked instead: it knows more, and its answer is the one that the workers will se
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Mapping, Sequence
 
 from rallypoint import defaults
 from rallypoint.errors import UsageError
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
+from rallypoint.torch_presence import imported_torch
 
 __all__ = [
     "allowed_cpus",
@@ -200,12 +196,8 @@ def _driver(device: str) -> str:
         return ""
 
 
-def _imported_torch() -> Any:
-    return sys.modules.get("torch")
-
-
 def _count(kind: str) -> int:
-    torch = _imported_torch()
+    torch = imported_torch()
     if torch is None:
         return visible_gpus() or visible_amd_gpus() if kind == "gpu" else visible_xpus()
     devices = torch.cuda if kind == "gpu" else torch.xpu
@@ -214,7 +206,7 @@ def _count(kind: str) -> int:
 
 def _accelerators() -> int:
     """Devices for `auto`: without torch no Intel ones, as an integrated one would else stand in for all of the CPUs."""
-    torch = _imported_torch()
+    torch = imported_torch()
     if torch is None:
         return _count("gpu") or visible_gaudis() or visible_npus() or visible_tpus()
     if not hasattr(torch, "accelerator"):
@@ -232,9 +224,6 @@ def _none_visible(kind: str) -> UsageError:
 
 def _number(asked: str) -> int:
     try:
-        workers = int(asked)
+        return int(asked)
     except ValueError:
         raise UsageError(f"{asked!r} is neither a number nor one of auto, cpu, gpu, xpu") from None
-    if workers < 1:
-        raise UsageError(f"{workers} is too few: each node needs at least one worker")
-    return workers

@@ -15,7 +15,7 @@ from types import SimpleNamespace
 from rallypoint import defaults
 from rallypoint.errors import UsageError
 
-__all__ = ["entry_point", "get_use_env", "run_script_path"]
+__all__ = ["check_entry_point", "entry_point", "get_use_env", "run_script_path"]
 
 EntryPoint = Callable[..., None] | str
 
@@ -23,7 +23,7 @@ _FORMS = {"module": "-m/--module", "no_python": "--no-python", "run_path": "--ru
 
 
 def entry_point(args: SimpleNamespace) -> tuple[EntryPoint, list[str]]:
-    """What to start and with which arguments; UsageError says what is not there."""
+    """What to start and with which arguments."""
     forms = [flag for dest, flag in _FORMS.items() if getattr(args, dest)]
     if len(forms) > 1:
         raise UsageError(f"{' and '.join(forms)} exclude each other; use one of them")
@@ -47,28 +47,28 @@ def run_script_path(training_script: str, *training_script_args: str) -> None:
     runpy.run_path(training_script, run_name="__main__")
 
 
+def check_entry_point(args: SimpleNamespace) -> None:
+    """UsageError says what is not there."""
+    script, python = args.training_script, os.environ.get(defaults.ENV_PYTHON_EXEC)
+    if args.no_python:
+        _check_program(script, "--no-python")
+        return
+    if python and not args.run_path:
+        _check_program(python, defaults.ENV_PYTHON_EXEC)
+    if args.module:
+        _check_module(script)
+    else:
+        _check_script(script)
+
+
 def _command(args: SimpleNamespace) -> tuple[EntryPoint, list[str]]:
     script = args.training_script
     if args.no_python:
-        _check_program(script, "--no-python")
         return script, []
     if args.run_path:
-        _check_script(script)
         return run_script_path, [script]
-    python = _python()
-    if args.module:
-        _check_module(script)
-        return python, ["-u", "-m", script]
-    _check_script(script)
-    return python, ["-u", script]
-
-
-def _python() -> str:
-    chosen = os.environ.get(defaults.ENV_PYTHON_EXEC)
-    if not chosen:
-        return sys.executable
-    _check_program(chosen, defaults.ENV_PYTHON_EXEC)
-    return chosen
+    python = os.environ.get(defaults.ENV_PYTHON_EXEC) or sys.executable
+    return python, ["-u", *(["-m"] if args.module else []), script]
 
 
 def _check_script(script: str) -> None:

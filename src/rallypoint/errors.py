@@ -3,7 +3,11 @@
     Exception
     ├── RallypointError
     │   ├── UsageError (also a ValueError)    the user asked for something impossible; nothing was started
+    │   │   ├── NotAFolderError (also a NotADirectoryError)  what was named as a folder is a file
+    │   │   └── RankError (also a RuntimeError)  the local ranks of a group of workers have a gap
     │   ├── WorkerStartError (also an OSError)  a worker's program could not be started
+    │   │   ├── WorkerNotFoundError           there is none
+    │   │   └── WorkerNotAllowedError         it may not be executed
     │   ├── UnkillableWorkersError            workers outlived SIGKILL; this host must not be used again
     │   └── JobFailedError                    the job failed through workers of other nodes
     ├── SignalException                       a signal asked the launcher to stop
@@ -19,12 +23,15 @@
 
 from __future__ import annotations
 
+import errno
 import signal
 
 __all__ = [
     "ExitCode",
     "JobFailedError",
+    "NotAFolderError",
     "RallypointError",
+    "RankError",
     "RendezvousClosedError",
     "RendezvousConnectionError",
     "RendezvousError",
@@ -34,7 +41,10 @@ __all__ = [
     "SignalException",
     "UnkillableWorkersError",
     "UsageError",
+    "WorkerNotAllowedError",
+    "WorkerNotFoundError",
     "WorkerStartError",
+    "worker_start_error",
 ]
 
 
@@ -53,12 +63,37 @@ class RallypointError(Exception):
     """The base of rallypoint's own errors."""
 
 
-class UsageError(RallypointError, ValueError):
-    """Bad input, named by its flag or field, found before anything was started."""
+class UsageError(RallypointError, ValueError, AssertionError):
+    """Bad input, named by its flag or field, found before anything was started.
+
+    It is also what code written for torch catches there: now a ValueError, now an AssertionError.
+    """
+
+
+class NotAFolderError(UsageError, NotADirectoryError):
+    """What was named as a folder is a file."""
+
+
+class RankError(UsageError, RuntimeError):
+    """Local ranks that are not 0, 1, 2, and so on, or that differ between arguments and environments."""
 
 
 class WorkerStartError(RallypointError, OSError):
     """The kernel refused to start a worker's program: it is not there, or may not be executed."""
+
+
+class WorkerNotFoundError(WorkerStartError, FileNotFoundError):
+    """There is no such program."""
+
+
+class WorkerNotAllowedError(WorkerStartError, PermissionError):
+    """The program may not be executed."""
+
+
+def worker_start_error(number: int, text: str) -> WorkerStartError:
+    """The error for what the kernel answered."""
+    kinds = {errno.ENOENT: WorkerNotFoundError, errno.EACCES: WorkerNotAllowedError}
+    return kinds.get(number, WorkerStartError)(number, text)
 
 
 class UnkillableWorkersError(RallypointError):

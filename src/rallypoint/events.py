@@ -4,7 +4,7 @@ An event goes to a *sink*, chosen by name: ``null`` forgets it, ``console`` writ
 appends that line to the event file of the run, where the agent's own events go in any case, and others can be added by
 `register_sink` or as entry points of the group ``rallypoint.event_sinks``. Most jobs have the null sink, so an event that nobody
 will see costs a lookup: nothing is serialised, and neither ``json`` nor ``logging`` is imported. Other programs replace
-`get_logging_handler` in this module, so it is looked up anew for each event, and a replaced one is always asked.
+`get_logging_handler` in this module, so it is looked up anew for each event, and a replaced one is asked.
 """
 
 from __future__ import annotations
@@ -61,6 +61,12 @@ class NodeState(str, Enum):
     FAILED = "FAILED"
 
 
+class UnknownSinkError(UsageError, KeyError):
+    """Nobody knows a sink of this name; a KeyError too, as callers of `get_logging_handler` know it."""
+
+    __str__ = Exception.__str__  # a KeyError would put the sentence into quotes
+
+
 class _Serializable:
     """What the events have in common."""
 
@@ -90,7 +96,7 @@ class Event(_Serializable, Record):
         import json
 
         fields = json.loads(data)
-        return Event(**{**fields, "source": EventSource(fields["source"])})
+        return Event(**{**fields, "source": EventSource[fields["source"]]})
 
 
 class RdzvEvent(_Serializable, Record):
@@ -115,7 +121,7 @@ class RdzvEvent(_Serializable, Record):
         import json
 
         fields = json.loads(data)
-        return RdzvEvent(**{**fields, "node_state": NodeState(fields["node_state"])})
+        return RdzvEvent(**{**fields, "node_state": NodeState[fields["node_state"]]})
 
 
 def _null_sink() -> logging.Handler:
@@ -143,13 +149,15 @@ _sinks: dict[str, Callable[[], logging.Handler]] = {
     RENDEZVOUS_SINK: _null_sink,
 }
 _handlers: dict[str, logging.Handler] = {}  # those that were needed so far
-_attached: dict[str, logging.Handler] = {}  # which handler of ours each sink's logger has
+_attached: dict[str, tuple[logging.Handler, object]] = {}  # which handler of ours each sink's logger has, and who gave it
 
 
 def register_sink(name: str, create_handler: Callable[[], logging.Handler]) -> None:
     """Let events for `name` go to the handler that `create_handler` makes when the first one comes."""
     _sinks[name] = create_handler
     _handlers.pop(name, None)
+    if name in _attached:
+        _attached[name] = (_attached[name][0], None)  # to be asked for anew
 
 
 def check_sink(name: str) -> None:
@@ -163,7 +171,7 @@ def _require(name: str) -> None:
         plugins = _find_plugins()
         if name not in plugins:
             known = ", ".join(sorted({*_sinks, *plugins} - {RENDEZVOUS_SINK}))
-            raise UsageError(f"event_log_handler: there is no event sink {name!r}; available: {known}")
+            raise UnknownSinkError(f"event_log_handler: there is no event sink {name!r}; available: {known}")
         _sinks[name] = _load(name, plugins[name])
 
 
@@ -203,13 +211,13 @@ def is_recorded(destination: str) -> bool:
 
 def record(event: Event, destination: str = NULL) -> None:
     """Send an event to a sink."""
-    if is_recorded(destination):
+    if get_logging_handler is not _own_get_logging_handler or is_recorded(destination):  # a replaced one is asked once only
         _get_or_create_logger(destination).info(event.serialize())
 
 
 def record_rdzv_event(event: RdzvEvent) -> None:
     """Send an event to the sink for rendezvous events."""
-    if is_recorded(RENDEZVOUS_SINK):
+    if get_logging_handler is not _own_get_logging_handler or is_recorded(RENDEZVOUS_SINK):
         _get_or_create_logger(RENDEZVOUS_SINK).info(event.serialize())
 
 
@@ -256,10 +264,11 @@ def _get_or_create_logger(destination: str = NULL) -> logging.Logger:
     logger = logging.getLogger(f"torchelastic-events-{destination}")
     logger.setLevel(logging.INFO)
     logger.propagate = False
-    handler = get_logging_handler(destination)
-    if _attached.get(destination) is not handler:
-        if destination in _attached:
-            logger.removeHandler(_attached[destination])
+    before, giver = _attached.get(destination, (None, None))
+    if giver is not get_logging_handler:
+        handler = get_logging_handler(destination)
+        if before is not None:
+            logger.removeHandler(before)
         logger.addHandler(handler)
-        _attached[destination] = handler
+        _attached[destination] = (handler, get_logging_handler)
     return logger

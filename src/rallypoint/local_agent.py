@@ -124,7 +124,7 @@ class LocalElasticAgent(AgentSenses):
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         spec = worker_group.spec
         plans = self._plan(worker_group)
-        envs = {plan.local_rank: self._add_hang_env(plan.local_rank, plan.env) for plan in plans}
+        envs = {plan.local_rank: _with_site(self._add_hang_env(plan.local_rank, plan.env)) for plan in plans}
         self._setup_local_watchdog(envs=envs)
         prefixes = {plan.local_rank: plan.prefix for plan in plans if plan.prefix is not None}
         self._pcontext = start_processes(
@@ -227,6 +227,16 @@ class LocalElasticAgent(AgentSenses):
         if self._hang_watch is not None and (look_at := self._hang_watch.next_look_at()) is not None:
             timeouts_s.append(look_at - time.monotonic())
         wait_readable([news_fd if is_ours else None, peers_fd, inbox.fileno()], min(timeouts_s, default=None))
+
+
+def _with_site(env: dict[str, str]) -> dict[str, str]:
+    """Where workers are to find us behind torch's names, their interpreters have to prepare that before the program begins."""
+    if env.get(defaults.ENV_COMPAT, os.environ.get(defaults.ENV_COMPAT)) != "1":
+        return env
+    from rallypoint.worker_site import in_front
+
+    python_path = env.get(defaults.ENV_PYTHONPATH, os.environ.get(defaults.ENV_PYTHONPATH))
+    return {**env, defaults.ENV_PYTHONPATH: in_front(python_path)}
 
 
 def _mask_variables() -> tuple[str, ...]:

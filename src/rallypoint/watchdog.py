@@ -6,7 +6,6 @@ written down and before anybody is stopped. What counts as a hang is decided in 
 
 from __future__ import annotations
 
-import os
 import time
 
 from rallypoint import defaults
@@ -17,6 +16,7 @@ from rallypoint.processes.stack_files import write_stacks
 from rallypoint.processes.stacks import StackDesk
 from rallypoint.processes.watched import Watched
 from rallypoint.records import Value
+from rallypoint.worker_site import in_front
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Hang", "HangLimits", "HangWatch", "Hung", "parse_hang_timeout"]
 
-SITE_FOLDER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "worker_site")
 SETTLE_S = 0.4  # from the first that is overdue to the verdict: it may be one that waits for the one that hangs
 OTHER_NODES_S = 0.4  # on top of that, where all here may wait for the one that hangs on another node, which is told first then
 
@@ -75,7 +74,7 @@ class HangWatch:
         return {
             defaults.ENV_PULSE: self._board.place(local_rank),
             defaults.ENV_STACKS: self._desk.place(local_rank),
-            defaults.ENV_PYTHONPATH: os.pathsep.join(filter(None, [SITE_FOLDER, python_path])),
+            defaults.ENV_PYTHONPATH: in_front(python_path),
         }
 
     def begin(self, pids: dict[int, int], global_ranks: dict[int, int], folder: str, has_other_nodes: bool = False) -> None:

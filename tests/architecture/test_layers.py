@@ -13,13 +13,18 @@ import rallypoint
 
 # From the top to the bottom; a module may import its own layer and those below it.
 LAYERS = (
+    ("compat",),  # comes to all others by name, when they are asked for
     ("__main__",),
     ("cli",),
-    ("arguments", "command_line", "completion", "dry_run", "entry_point", "explain", "options", "stacks_command", "usage"),
+    ("launch_module", "torch_run"),
+    (
+        "arguments", "command_line", "completion", "dry_run", "entry_point", "explain", "job_size", "options", "parser",
+        "parser_actions", "stacks_command", "usage",
+    ),
     ("launch",),
     ("config",),
     ("local_agent", "agent_senses"),
-    ("agent", "agent_peers", "agent_records", "run_record"),
+    ("agent", "agent_peers", "agent_records", "run_record", "torch_plugin"),
     (
         "affinity", "control_plane", "data", "devices", "event_file", "event_logs", "event_sink", "events", "health", "metrics",
         "processes", "rendezvous", "role_info", "status", "timers", "topology", "watchdog", "worker", "workers",
@@ -28,7 +33,10 @@ LAYERS = (
     ("testing",),
     ("store",),
     ("core",),
-    ("file_limit", "json_text", "sizes", "report", "records", "defaults", "errors", "worker_site"),
+    (
+        "file_limit", "json_text", "sizes", "report", "records", "defaults", "errors", "torch_names", "torch_presence",
+        "worker_site",
+    ),
 )  # fmt: skip
 HEIGHT = {name: len(LAYERS) - index for index, names in enumerate(LAYERS) for name in names}
 

@@ -106,8 +106,6 @@ def test_numbers_of_nodes(nnodes: str, expected: tuple[int, int]):
 
 @pytest.mark.parametrize("nnodes", ["0", "2:1", "0:1", "-1", "1:2:3", "a", "1:", ":", "1.5"])
 def test_impossible_numbers_of_nodes(train: str, nnodes: str):
-    with pytest.raises(UsageError):
-        cli.parse_min_max_nnodes(nnodes)
     assert f"--nnodes: {nnodes!r}" in refusal(f"--nnodes={nnodes}", train)
 
 

@@ -64,7 +64,7 @@ def test_a_value_that_was_given_is_told_from_a_default():
     assert not command_line.is_given(parse("train.py"), "node_rank")
     assert command_line.is_given(parse("--node-rank", "0", "train.py"), "node_rank")
     assert command_line.is_given(parse("train.py", PET_NODE_RANK="0"), "node_rank")
-    assert not command_line.is_given(command_line.complete(SimpleNamespace(node_rank=0)), "node_rank")
+    assert not command_line.is_given(command_line.complete(SimpleNamespace(node_rank=0), {}), "node_rank")
 
 
 @pytest.mark.parametrize("option", VALUED, ids=lambda option: option.name)
@@ -243,6 +243,6 @@ def test_arguments_of_another_parser_are_completed():
             self.nnodes = "2"
             self.training_script = "train.py"
 
-    args = command_line.complete(Foreign())
+    args = command_line.complete(Foreign(), {})
     assert (args.nnodes, args.nproc_per_node, args.omp_num_threads) == ("2", "1", None)
     assert command_line.source(args, "nnodes") == "--nnodes"

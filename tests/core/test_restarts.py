@@ -42,6 +42,7 @@ def test_without_restarts_the_first_failure_ends_the_job() -> None:
     ("ended", "purse", "kind", "why"),
     [
         (Ended(), Purse(), "none", "nobody failed, left or joined"),
+        (Ended(failure="workers failed on a"), Purse(), "none", "workers failed on a"),
         (Ended(joined=("d",)), Purse(joins=1), "join", "node d joined; membership change 1"),
         (FAILED.replace(joined=("d",)), Purse(1), "failure", "rank 3 failed; restart 1 of 3"),
         (FAILED.replace(departed=("c",)), Purse(departures=1), "departure", "node c left; membership change 1"),

@@ -14,7 +14,7 @@ import pytest
 from rallypoint.core.stack_groups import ProcessStacks, WorkerStacks
 from rallypoint.processes.activity import look_at
 from rallypoint.processes.stacks import ALL_ANSWERS_S, STACK_SIGNAL, StackDesk
-from rallypoint.watchdog import SITE_FOLDER
+from rallypoint.worker_site import SITE_FOLDER
 from rallypoint.worker_site.sitecustomize import ENV_STACKS
 
 Start = Callable[..., subprocess.Popen[str]]

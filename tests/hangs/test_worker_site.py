@@ -13,7 +13,7 @@ import pytest
 import rallypoint
 from rallypoint import defaults
 from rallypoint.processes.stacks import StackDesk
-from rallypoint.watchdog import SITE_FOLDER
+from rallypoint.worker_site import SITE_FOLDER
 from rallypoint.worker_site.sitecustomize import ENV_STACKS
 
 LOOK_AROUND = "import sys; print('sitecustomize' in sys.modules, [one for one in sys.path if 'worker_site' in one])"

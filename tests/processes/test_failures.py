@@ -237,7 +237,7 @@ def test_sigkill_for_memory_is_named() -> None:
     """P21: out of memory where the kernel says so."""
     text = summary_of(failure(exitcode=-9, killed_for_memory="the memory cgroup /job killed 1 process"))
     assert text.splitlines()[1] == "train.py FAILED: rank 0 was killed by SIGKILL: out of memory"
-    assert "(SIGKILL) ended PID 4711: the memory cgroup /job killed 1 process\n" in text
+    assert "(SIGKILL) received by PID 4711: the memory cgroup /job killed 1 process\n" in text
     assert "what to do: give the job more memory" in text
     assert "sender unknown" not in text
     guess = summary_of(failure(exitcode=-9, killed_for_memory="probably out of memory: the host's counter rose"))

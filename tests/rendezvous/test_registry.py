@@ -104,7 +104,7 @@ def test_a_plug_in_that_cannot_be_loaded_is_named(name: str, where: str) -> None
 @pytest.mark.usefixtures("plug_in")
 def test_an_unknown_backend_is_refused_with_all_that_there_are() -> None:
     for refuse in (registry.check_backend, lambda name: registry.get_rendezvous_handler(params(name))):
-        known = "c10d, etcd, etcd-v2, gone, mine, static, unnamed"
+        known = "c10d, etcd, etcd-v2, gone, mine, rallypoint, rallypoint-etcd, static, unnamed"
         with pytest.raises(UsageError, match=f"no rendezvous backend 'raft'; available: {known}"):
             refuse("raft")
 

@@ -185,13 +185,17 @@ class Keyspace:
             "items under another key": any(key != item.key for key, item in self._items.items()),
             "items and leases disagree": bound != self._leases.bound_keys(),
             "impossible revisions": not all(map(self._is_plausible, self._items.values())),
-            "wrong size": self.size_bytes != sum(map(_item_bytes, self._items.values())),
+            "wrong size": self.size_bytes != self.measured_bytes(),
             "wrong size of history": self._history.size_bytes != sum(map(_event_bytes, self._history.events)),
             "history out of order": not _is_sorted([self._history.oldest, *map(_revision_of, self._history.events)]),
             "an unfinished change": bool(self._batch),
         }
         if found := [what for what, is_so in contradictions.items() if is_so]:
             raise ValueError(f"keyspace at revision {self.revision}: {', '.join(found)}")
+
+    def measured_bytes(self) -> int:
+        """What the items take, counted anew."""
+        return sum(map(_item_bytes, self._items.values()))
 
     def _is_plausible(self, item: Item) -> bool:
         return FIRST_REVISION < item.create_revision <= item.mod_revision <= self.revision

@@ -68,6 +68,12 @@ class Leases:
         insort(self._schedule, (lease.scheduled_at, self._granted))
         return self._granted
 
+    def take_up(self, number: int, ttl_s: float) -> None:
+        """A lease that was granted elsewhere, and whose time is kept there: `due` is not asked about it."""
+        self._granted = max(self._granted, number)
+        lease = self._leases[number] = _Lease(ttl_s, ttl_s)
+        insort(self._schedule, (lease.scheduled_at, number))
+
     def renew(self, number: int, now: float) -> bool:
         """The owner was heard of: its lease runs from now on, and a grace is over. False if the lease has ended."""
         time = self._lease_time(now)

@@ -97,7 +97,7 @@ def judge(policy: RestartPolicy, purse: Purse, ended: Ended) -> Again | GiveUp:
         return _pay_for_failure(policy, purse, ended)
     if ended.joined:
         return _change_members(policy, purse, "join", f"{_nodes(ended.joined)} joined")
-    return Again(purse, 0.0, "none", "nobody failed, left or joined")
+    return Again(purse, 0.0, "none", ended.failure or "nobody failed, left or joined")
 
 
 def _grown_older(policy: RestartPolicy, purse: Purse, ran_s: float) -> tuple[float, ...]:

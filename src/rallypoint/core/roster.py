@@ -159,7 +159,7 @@ class Roster:
         gone = [one for node_id, one in self.gone.items() if node_id not in current.done]
         return Ended(
             failed_exit_codes=tuple(codes),
-            failure=describe(verdict) if codes else "",
+            failure=describe(verdict) if codes else _unnamed_failure(current.signal),
             lost=tuple(one.name for one in gone if not one.is_departure),
             departed=tuple(one.name for one in gone if one.is_departure),
             joined=tuple(one.record.name for one in joiners),
@@ -203,3 +203,8 @@ class Roster:
         if held == {-1}:
             return []
         return [f"rank {rank}" for rank in range(wanted) if rank not in held]
+
+
+def _unnamed_failure(signal: job.Signal | None) -> str:
+    """A node may have stopped everybody without saying which worker failed: an agent that is not ours."""
+    return signal.why if signal is not None and signal.kind == "failure" else ""

@@ -13,8 +13,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 
 from rallypoint import defaults
-from rallypoint.errors import SignalException, UsageError
-from rallypoint.processes.log_specs import LogsSpecs
+from rallypoint.errors import RankError, SignalException
+from rallypoint.processes.log_specs import LogsDest, LogsSpecs
 from rallypoint.processes.signals import inbox
 from rallypoint.records import Record, field
 
@@ -37,6 +37,17 @@ class RunProcsResult(Record):
 
     def is_failed(self) -> bool:
         return len(self.failures) > 0
+
+
+class OutputTail:
+    """What shows the output of a group of processes, as callers know it: they ask whether it is done."""
+
+    def __init__(self, context: PContext) -> None:
+        self._context = context
+
+    def stopped(self) -> bool:
+        """Whether the processes have a result, or were closed; all that those wrote who have ended has been shown by then."""
+        return self._context._has_ended
 
 
 class PContext(ABC):
@@ -65,6 +76,41 @@ class PContext(ABC):
         self._duplicate_stderr_filters = tuple(duplicate_stderr_filters or ())
         self._is_open = False
         self._is_watching = False
+        self._has_ended = False
+        self._reified: LogsDest | None = None
+
+    @property
+    def stdouts(self) -> dict[int, str]:
+        """The file of each local rank's stdout; empty for one that has the launcher's own."""
+        return self._destinations().stdouts
+
+    @property
+    def stderrs(self) -> dict[int, str]:
+        return self._destinations().stderrs
+
+    @property
+    def error_files(self) -> dict[int, str]:
+        return self._destinations().error_files
+
+    @property
+    def filtered_stdout(self) -> str:
+        return self._destinations().filtered_stdout
+
+    @property
+    def filtered_stderr(self) -> str:
+        return self._destinations().filtered_stderr
+
+    @property
+    def _tail_logs(self) -> list[OutputTail]:
+        """One for each way of the workers' output to the console or to a file with filters."""
+        ways = 2 + bool(self._duplicate_stdout_filters) + bool(self._duplicate_stderr_filters)
+        return [OutputTail(self)] * ways
+
+    def _destinations(self) -> LogsDest:
+        """Where the output goes; what that needs on the disk is made when it is first asked for."""
+        if self._reified is None:
+            self._reified = self._logs_specs.reify(self.envs)
+        return self._reified
 
     def start(self) -> None:
         """Start all processes; from now on the signals to handle end our waits instead of us."""
@@ -85,6 +131,7 @@ class PContext(ABC):
         while True:
             inbox.raise_pending()
             result = self._poll()
+            self._has_ended = self._has_ended or result is not None
             left = None if deadline is None else deadline - time.monotonic()
             if result is not None or (left is not None and left <= 0):
                 return result
@@ -92,6 +139,7 @@ class PContext(ABC):
 
     def close(self, death_sig: signal.Signals | None = None, timeout: float = defaults.SHUTDOWN_TIMEOUT_S) -> None:
         """End whatever still runs: `death_sig` first, SIGKILL to those that are there `timeout` seconds later."""
+        self._has_ended = True
         if self._is_open:
             self._is_open = False
             try:
@@ -129,10 +177,10 @@ def _check_ranks(args: dict[int, tuple[Any, ...]], envs: dict[int, dict[str, str
     """Local ranks must be 0..n-1, and the same in both."""
     expected = set(range(len(args)))
     if not args:
-        raise UsageError("args names no local rank: there is nothing to start")
+        raise RankError("args names no local rank: there is nothing to start")
     for field_name, ranks in (("args", set(args)), ("envs", set(envs))):
         if ranks != expected:
-            raise UsageError(f"{field_name} must name the local ranks 0..{len(args) - 1}, each once; it names {sorted(ranks)}")
+            raise RankError(f"{field_name} must name the local ranks 0..{len(args) - 1}, each once; it names {sorted(ranks)}")
 
 
 def wait_readable(fds: Iterable[int | None], timeout_s: float | None) -> set[int]:

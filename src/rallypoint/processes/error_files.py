@@ -66,8 +66,8 @@ class ErrorHandler:
         report.debug(f"the error file {rootcause_error_file} is in the short form, which has no place for exit code {error_code}")
 
     def dump_error_file(self, rootcause_error_file: str, error_code: int = 0) -> None:
-        """Pass a child's error on: copy its error file to this process's own."""
-        error = read_error_file(rootcause_error_file)
+        """Pass a child's error on, whatever it holds: copy its error file to this process's own."""
+        error = _read_object(rootcause_error_file)
         if error_code:
             self.override_error_code_in_rootcause_data(rootcause_error_file, error, error_code)
         path = self._get_error_file_path()
@@ -122,6 +122,13 @@ def record(fn: Callable[_P, _R], error_handler: ErrorHandler | None = None) -> C
 
 def read_error_file(path: str) -> dict[str, Any]:
     """The content of an error file; ValueError or OSError if it is none."""
+    data = _read_object(path)
+    if not isinstance(data.get("message"), (str, dict)):
+        raise ValueError('it has no "message" that is a text or an object')
+    return data
+
+
+def _read_object(path: str) -> dict[str, Any]:
     import json
 
     with open(path, "rb") as file:
@@ -132,8 +139,8 @@ def read_error_file(path: str) -> dict[str, Any]:
         data = json.loads(content)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
-    if not isinstance(data, dict) or not isinstance(data.get("message"), (str, dict)):
-        raise ValueError('it has no "message" that is a text or an object')
+    if not isinstance(data, dict):
+        raise ValueError("it is no JSON object")
     return data
 
 

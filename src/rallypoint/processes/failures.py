@@ -92,7 +92,7 @@ class ProcessFailure:
             return f"{self.ended_on_purpose}; rallypoint ended PID {self.pid} with {self.signal_name()}"
         if self.exitcode < 0:
             reason = f": {self.killed_for_memory}" if self.killed_for_memory else ""
-            return f"Signal {-self.exitcode} ({self.signal_name()}) ended PID {self.pid}{reason}"
+            return f"Signal {-self.exitcode} ({self.signal_name()}) received by PID {self.pid}{reason}"
         traceback = self.traceback()
         return traceback.exception if traceback else f"exited with code {self.exitcode} and left no traceback"
 
@@ -117,7 +117,9 @@ class ChildFailedError(Exception):
     def get_first_failure(self) -> tuple[int, ProcessFailure]:
         """The rank that failed first, and how; of two at the same instant, the lower rank."""
         if not self.failures:
-            raise ValueError(f"{self.name} failed, but no worker's failure is known")
+            from rallypoint.errors import UsageError
+
+            raise UsageError(f"{self.name} failed, but no worker's failure is known")
         rank = min(self.failures, key=lambda rank: (self.failures[rank].failed_at, rank))
         return rank, self.failures[rank]
 

@@ -20,7 +20,7 @@ from abc import ABC, abstractmethod
 from enum import IntFlag
 
 from rallypoint import defaults
-from rallypoint.errors import UsageError
+from rallypoint.errors import NotAFolderError, UsageError
 from rallypoint.records import Record, field
 
 __all__ = ["DefaultLogsSpecs", "LogsDest", "LogsSpecs", "Std", "check_log_dir", "to_map"]
@@ -154,7 +154,7 @@ class DefaultLogsSpecs(LogsSpecs):
         return bool(self._redirects or self._tee) and self.root_log_dir != os.devnull
 
     def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
-        """Make one new attempt folder with a folder for each worker, and name every file in it."""
+        """Make one new attempt folder with one for each worker, name all files in it, and tell workers of their error file."""
         env = next(iter(envs.values()), {})
         restart_count = int(env.get(defaults.ENV_RESTART_COUNT, "0"))
         try:
@@ -165,7 +165,10 @@ class DefaultLogsSpecs(LogsSpecs):
             culprit = defaults.ENV_TMPDIR if self._is_temporary else "--log-dir"
             raise _log_dir_error(self.root_log_dir, str(error), culprit) from error
         self._attempt_dir = attempt_dir
-        return self._destinations(sorted(envs), attempt_dir)
+        dest = self._destinations(sorted(envs), attempt_dir)
+        for rank in envs if attempt_dir else ():
+            envs[rank][defaults.ENV_ERROR_FILE] = dest.error_files[rank]
+        return dest
 
     def discard_if_empty(self) -> bool:
         """Remove the temporary folder when no worker has left anything in it; says whether it is gone."""
@@ -244,7 +247,8 @@ def check_log_dir(log_dir: str | None) -> None:
 
 
 def _log_dir_error(log_dir: str, reason: str, culprit: str = "--log-dir") -> UsageError:
-    return UsageError(f"{culprit}: no logs can be written under {log_dir!r}: {reason}. Name a folder that you may write to.")
+    kind = NotAFolderError if os.path.exists(log_dir) and not os.path.isdir(log_dir) else UsageError
+    return kind(f"{culprit}: no logs can be written under {log_dir!r}: {reason}. Name a folder that you may write to.")
 
 
 def _temporary_path() -> str:

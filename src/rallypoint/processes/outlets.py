@@ -8,6 +8,7 @@ always stderr that is not redirected, so that its last lines can be told when th
 from __future__ import annotations
 
 import os
+import time
 
 from rallypoint import defaults, report
 from rallypoint.processes.log_specs import LogsDest, Std
@@ -39,6 +40,7 @@ class Outlets:
         self._log_max_bytes = log_max_bytes
         self._pump: StreamPump | None = None
         self._workers_ends: list[int] = []
+        self._awaited: set[int] = set()
         self._our_ends: list[tuple[int, _Wish]] = []
 
     def open(self, local_rank: int, stream: Std, prefix: str, filters: tuple[str, ...]) -> int:
@@ -88,6 +90,15 @@ class Outlets:
     def worker_ended(self, local_rank: int) -> None:
         if self._pump is not None:
             self._pump.worker_ended(local_rank)
+
+    def await_drained(self, local_ranks: set[int], timeout_s: float) -> None:
+        """Wait until all that these workers wrote has arrived; once for each, as a stuck console would hold us each time."""
+        if self._pump is None:
+            return
+        deadline = time.monotonic() + timeout_s
+        for rank in sorted(local_ranks - self._awaited):
+            self._awaited.add(rank)
+            self._pump.wait_drained(rank, max(0.0, deadline - time.monotonic()))
 
     def stderr_tail(self, local_rank: int) -> str:
         """The last lines that an ended worker wrote to stderr, from the pump or from its file."""

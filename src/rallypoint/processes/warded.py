@@ -11,7 +11,7 @@ import time
 from abc import abstractmethod
 
 from rallypoint import defaults, report
-from rallypoint.errors import UnkillableWorkersError, WorkerStartError
+from rallypoint.errors import UnkillableWorkersError, WorkerStartError, worker_start_error
 from rallypoint.processes import warden_client
 from rallypoint.processes.context import PContext, RunProcsResult, wait_readable
 from rallypoint.processes.log_specs import LogsDest, Std
@@ -32,6 +32,7 @@ __all__ = ["WardedContext"]
 START_TIMEOUT_S = 60.0  # forking a few hundred processes takes less than one
 SIGNALLED_START_S = 0.5  # what is left for it once a signal has come; only an import in a fork server takes longer
 ANSWER_TIMEOUT_S = 10.0  # a warden answers in a millisecond; one that does not is stopped or stuck
+SHOWN_TIMEOUT_S = 1.0  # for what ended workers wrote, before their end is told
 DRAIN_TIMEOUT_S = 5.0  # for the last lines of ended workers, should the console be stuck
 
 
@@ -92,7 +93,7 @@ class WardedContext(PContext):
 
             self.cpus = cpus_of_workers(self._numa_options, self.envs)
         self._warden = self._open_warden()
-        self._logs = self._logs_specs.reify(self.envs)
+        self._logs = self._destinations()
         self._outlets = Outlets(self._logs, getattr(self._logs_specs, "log_max_bytes", None))
         self._inherited_env = {name: value for name, value in os.environ.items() if name != defaults.ENV_SECRET}
         try:
@@ -151,7 +152,7 @@ class WardedContext(PContext):
                 case Started(rank, pid):
                     self._pids[rank] = pid
                 case FailedToStart(rank, errno, reason):
-                    error = WorkerStartError(errno, f"worker {rank} could not be started: {reason}")
+                    error = worker_start_error(errno, f"worker {rank} could not be started: {reason}")
                     self._start_error = self._start_error or error
                 case Exited():
                     self._note_exit(news)
@@ -190,6 +191,8 @@ class WardedContext(PContext):
                 assert self._causes is not None
                 assert self._outlets is not None
                 self._failures[rank] = self._causes.describe(ended, self._logs, self._outlets)
+        if self._outlets is not None and (self._failures or len(self._exits) == self.nprocs):
+            self._outlets.await_drained(set(self._exits), SHOWN_TIMEOUT_S)
         if self._failures:
             return RunProcsResult(failures=dict(self._failures), stdouts=self._logs.stdouts, stderrs=self._logs.stderrs)
         if len(self._exits) == self.nprocs:

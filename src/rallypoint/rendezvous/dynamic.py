@@ -29,7 +29,6 @@ from rallypoint.rendezvous.rank_hint import find_rank_hint, stable_name
 from rallypoint.rendezvous.settings import Settings, describe
 from rallypoint.rendezvous.worker_store import WorkerStore
 from rallypoint.store.coordination import Coordination
-from rallypoint.store.shared_store import SharedStore
 
 __all__ = ["DynamicRendezvous"]
 
@@ -62,7 +61,6 @@ class DynamicRendezvous(CoordinatedHandler):
         self._closed: job.Closed | None = None
         self._lost: Exception | None = None
         self._sessions = 0
-        self._store: SharedStore | None = None
 
     # As torch's handlers.
 
@@ -183,7 +181,7 @@ class DynamicRendezvous(CoordinatedHandler):
             self._stay_for_workers(driver)
         if self._closed is None:
             self._say_how_it_ends(driver, failure)
-        self._close_store()
+        self._place.close_store()
         driver.tell(Participant.leave)
         patience_s = LEAVE_TIMEOUT_S if self._sessions else NO_SESSION_TIMEOUT_S
         if not driver.stop(patience_s) and self._sessions:
@@ -250,19 +248,11 @@ class DynamicRendezvous(CoordinatedHandler):
         )
         self._worker_store.serve_if(seat.group_rank == 0)
         where = RendezvousStoreInfo(generation.master_addr, generation.master_port)
-        self._close_store()
-        self._store = SharedStore(self._place.new_connection, f"{job.DATA}{generation.number}.{generation.attempt}/")
-        return RendezvousInfo(self._store, seat.group_rank, seat.group_world_size, where)
+        return RendezvousInfo(self._place.open_store(generation), seat.group_rank, seat.group_world_size, where)
 
     def _hold_port(self) -> int:
         """In the driver's thread, when it is known by which address the others reach us."""
         return self._worker_store.hold(self._address)
-
-    def _close_store(self) -> None:
-        """That of an older generation, or at the end; it has a connection only if somebody has used it."""
-        if self._store is not None:
-            self._store.close()
-            self._store = None
 
     def _lost_error(self, error: Exception) -> Exception:
         return error if isinstance(error, RendezvousError) else RendezvousConnectionError(str(error))

@@ -10,9 +10,10 @@ from rallypoint.rendezvous.dynamic import DynamicRendezvous
 from rallypoint.rendezvous.etcd_place import EtcdPlace
 from rallypoint.rendezvous.etcd_settings import read_etcd_settings
 from rallypoint.rendezvous.handler import RendezvousHandler, RendezvousParameters
-from rallypoint.rendezvous.joining import etcd_terms
+from rallypoint.rendezvous.joining import Terms, etcd_terms
+from rallypoint.rendezvous.place import Place
 from rallypoint.rendezvous.secret import load_secret
-from rallypoint.rendezvous.settings import check_node_unit, describe, read_settings
+from rallypoint.rendezvous.settings import Settings, check_node_unit, describe, read_settings
 from rallypoint.rendezvous.worker_store import WorkerStore, settings_for_worker_store
 from rallypoint.store.etcd_access import EtcdAccess
 
@@ -20,11 +21,16 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from rallypoint.rendezvous.etcd_bootstrap import Bootstrap
 
-__all__ = ["create_handler"]
+__all__ = ["create_handler", "handler_parts"]
 
 
 def create_handler(params: RendezvousParameters) -> RendezvousHandler:
     """From parameters, checked, to a handler. Nothing is opened yet."""
+    return DynamicRendezvous(*handler_parts(params))
+
+
+def handler_parts(params: RendezvousParameters) -> tuple[RendezvousParameters, Settings, Place, Terms, WorkerStore]:
+    """What such a handler is made of."""
     _check_run_id(params.run_id)
     cluster = read_etcd_settings(params.endpoint, params.config, os.environ)
     settings = read_settings(cluster.others, os.environ)
@@ -41,7 +47,7 @@ def create_handler(params: RendezvousParameters) -> RendezvousHandler:
     bootstrap = _bootstrap(cluster.access, params.run_id) if cluster.bootstrap else None
     place = EtcdPlace(cluster.access, f"{cluster.prefix}/{params.run_id}/", cluster.fence_s, settings, bootstrap)
     terms = etcd_terms(settings, params.max_nodes, cluster.fence_s)
-    return DynamicRendezvous(params, settings, place, terms, WorkerStore(settings_for_worker_store(settings, os.environ)))
+    return params, settings, place, terms, WorkerStore(settings_for_worker_store(settings, os.environ))
 
 
 def _bootstrap(access: EtcdAccess, run_id: str) -> Bootstrap:

@@ -34,12 +34,13 @@ class EtcdSetting(Value):
 # fmt: off
 ETCD_SETTINGS: tuple[EtcdSetting, ...] = (
     EtcdSetting("protocol", "protocol", "http", "How members are reached: http or https."),
-    EtcdSetting("cacert", "path", None, "A file with the authorities that the members' certificates must come from."),
+    EtcdSetting("cacert", "path", None, "A file with the authorities that the members' certificates must come from.",
+                "ca_cert"),
     EtcdSetting("cert", "path", None, "A file with this node's own certificate, where the cluster asks for one.", "ssl_cert"),
     EtcdSetting("key", "path", None, "A file with the key of that certificate.", "ssl_cert_key"),
     EtcdSetting("user", "text", None, "The user, where the cluster asks for one."),
     EtcdSetting("password_file", "path", None, "A file with the password of that user."),
-    EtcdSetting("prefix", "text", defaults.ETCD_PREFIX, "Under which keys jobs are kept, each under its id."),
+    EtcdSetting("prefix", "text", defaults.ETCD_PREFIX, "Under which keys jobs are kept, each under its id.", "etcd_prefix"),
     EtcdSetting("read_timeout", "seconds", 60.0, "How long one answer may take at most."),
     EtcdSetting("fence", "seconds", defaults.ETCD_FENCE_S,
                 "How long the workers of a node that does not hear of the cluster go on before they are killed, and how long the"

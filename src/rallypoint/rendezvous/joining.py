@@ -14,12 +14,13 @@ from rallypoint.rendezvous.handler import RendezvousParameters
 from rallypoint.rendezvous.rank_hint import RankHint
 from rallypoint.rendezvous.settings import Settings, agreed, mismatch
 
-__all__ = ["Identity", "Terms", "embedded_terms", "etcd_terms", "make_joining"]
+__all__ = ["Identity", "Terms", "cell_terms", "embedded_terms", "etcd_terms", "make_joining"]
 
 LEAST_READY_MARGIN_S = 5.0
 FENCE_MARGIN_S = 0.5
 NODES_PER_KEEPALIVE_SECOND = 1000
 NODES_PER_ETCD_KEEPALIVE_SECOND = 200
+NODES_PER_CELL_KEEPALIVE_SECOND = 20  # each writes all that there is, and only one at a time can
 
 
 class Identity(Value):
@@ -52,6 +53,12 @@ def etcd_terms(settings: Settings, max_nodes: int, fence_s: float) -> Terms:
     """A cluster is away for seconds when its leader dies, and workers need not die of that: the fence is longer than a lease."""
     lease_s = _lease_s(settings, max_nodes / NODES_PER_ETCD_KEEPALIVE_SECOND)
     return Terms(lease_s, max(fence_s, lease_s))
+
+
+def cell_terms(settings: Settings, max_nodes: int) -> Terms:
+    """In a cell, too, a node that is not heard of for one lease is dead."""
+    lease_s = _lease_s(settings, max_nodes / NODES_PER_CELL_KEEPALIVE_SECOND)
+    return Terms(lease_s, lease_s)
 
 
 def _lease_s(settings: Settings, least_interval_s: float) -> float:

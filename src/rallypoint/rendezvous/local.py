@@ -27,14 +27,21 @@ __all__ = ["LocalRendezvous", "create_handler"]
 class LocalRendezvous(WakingHandler):
     """A rendezvous of one node with itself, again and again until it is closed."""
 
-    def __init__(self, run_id: str, local_addr: str | None = None, worker_store: WorkerStore | None = None) -> None:
+    def __init__(
+        self,
+        run_id: str,
+        local_addr: str | None = None,
+        worker_store: WorkerStore | None = None,
+        backend: str = defaults.BACKEND_ELASTIC,
+    ) -> None:
         self._run_id = run_id
         self._worker_store = worker_store or WorkerStore(WorkerStoreSettings())
         self._master_addr = local_addr or defaults.MASTER_ADDR
         self._closed = False
+        self._backend = backend
 
     def get_backend(self) -> str:
-        return defaults.BACKEND_ELASTIC
+        return self._backend
 
     @property
     def use_agent_store(self) -> bool:
@@ -76,4 +83,4 @@ def create_handler(params: RendezvousParameters) -> RendezvousHandler:
     """The handler for `params`, whose endpoint is checked but not used: there is nobody else who could be there."""
     parse_rendezvous_endpoint(params.endpoint, defaults.ELASTIC_PORT)
     worker_store = WorkerStore(read_worker_store_settings(params.config, os.environ))
-    return LocalRendezvous(params.run_id, params.local_addr, worker_store)
+    return LocalRendezvous(params.run_id, params.local_addr, worker_store, params.backend)

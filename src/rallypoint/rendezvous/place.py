@@ -7,7 +7,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 from rallypoint import report
+from rallypoint.core import job_records as job
 from rallypoint.store.coordination import Coordination, StoreGoneError, UnreachableError
+from rallypoint.store.shared_store import SharedStore
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 __all__ = ["SLICE_S", "Place"]
 
@@ -22,6 +28,7 @@ class Place(ABC):
         self._name = name
         self._identity = ""
         self._engine: Coordination | None = None  # the latest, which knows how the last session ended
+        self._store: SharedStore | None = None
 
     def connect(self, timeout_s: float, refusal_timeout_s: float, pause: Callable[[float], bool]) -> Coordination | None:
         """A connection to the store, which is opened here if need be. None if `pause`, which sleeps, says that we are to stop."""
@@ -77,6 +84,18 @@ class Place(ABC):
     def new_connection(self) -> Coordination:
         """Another connection to the same store, without a lease, for the store that members share."""
         return self._connected(self._new_engine(), time.monotonic() + self._connect_timeout_s)
+
+    def open_store(self, generation: job.Generation) -> Any:
+        """The store that the members of a generation share; it has a connection only if somebody uses it."""
+        self.close_store()
+        self._store = SharedStore(self.new_connection, f"{job.DATA}{generation.number}.{generation.attempt}/")
+        return self._store
+
+    def close_store(self) -> None:
+        """That of an older generation, or at the end."""
+        store, self._store = self._store, None
+        if store is not None:
+            store.close()
 
     @property
     @abstractmethod

@@ -51,6 +51,8 @@ BUILT_IN: dict[str, RendezvousHandlerCreator] = {
     defaults.BACKEND_ELASTIC: _create_c10d,
     defaults.BACKEND_ETCD: _create_etcd,
     defaults.BACKEND_ETCD_V2: _create_etcd,
+    defaults.BACKEND_PLUGIN: _create_c10d,
+    defaults.BACKEND_PLUGIN_ETCD: _create_etcd,
 }
 
 

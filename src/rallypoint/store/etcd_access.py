@@ -8,9 +8,9 @@ from rallypoint.store.coordination import RefusedError
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import ssl
-    from typing import Literal
+    from typing import Any, Literal
 
-__all__ = ["EtcdAccess", "tls_context"]
+__all__ = ["EtcdAccess", "access_of", "tls_context"]
 
 
 class EtcdAccess(Value):
@@ -35,6 +35,19 @@ class EtcdAccess(Value):
     def names(self) -> list[str]:
         """The endpoints, as users write them."""
         return [f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in self.endpoints]
+
+
+def access_of(client: Any) -> EtcdAccess:
+    """The way to a cluster, from what stands for it: that itself, an endpoint as text, or a client of python-etcd."""
+    if isinstance(client, EtcdAccess):
+        return client
+    if isinstance(client, str):
+        name, _, number = client.rpartition(":")
+        return EtcdAccess(((name.strip("[]"), int(number)),))
+    host, port = getattr(client, "host", None), getattr(client, "port", None)
+    if not isinstance(host, str) or not isinstance(port, int):
+        raise TypeError(f"an etcd client is an EtcdAccess, an endpoint as text, or one of python-etcd, not {client!r}")
+    return EtcdAccess(((host, port),), "https" if getattr(client, "protocol", "http") == "https" else "http")
 
 
 def tls_context(access: EtcdAccess) -> ssl.SSLContext | None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import random
 import time
 from functools import partial
 
 from rallypoint import defaults
 from rallypoint.store.coordination import Coordination
-from rallypoint.store.etcd_access import EtcdAccess
+from rallypoint.store.etcd_access import EtcdAccess, access_of
 from rallypoint.store.etcd_engine import EtcdCoordination
 from rallypoint.store.interface import as_seconds
 from rallypoint.store.shared_store import SharedStore
@@ -15,27 +16,29 @@ from rallypoint.store.shared_store import SharedStore
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from datetime import timedelta
+    from typing import Any
 
-__all__ = ["EtcdStore"]
+__all__ = ["EtcdStore", "cas_delay"]
 
 CONNECT_S = 30.0
+LONGEST_DELAY_S = 0.1
 
 
 class EtcdStore(SharedStore):
     """Keys and values under `etcd_store_prefix`, for everybody who comes to the same cluster with the same prefix.
 
-    `etcd_client` says how to come at it: an `EtcdAccess`, or an endpoint as text, ``host:port``.
+    `etcd_client` says how to come at it: an `EtcdAccess`, an endpoint as text, ``host:port``, or a client of python-etcd, of
+    which host and port are used, with etcd's v3 API.
     """
 
-    def __init__(self, etcd_client: EtcdAccess | str, etcd_store_prefix: str, timeout: timedelta | float | None = None) -> None:
-        access = EtcdAccess((_split(etcd_client),)) if isinstance(etcd_client, str) else etcd_client
+    def __init__(self, etcd_client: Any, etcd_store_prefix: str, timeout: timedelta | float | None = None) -> None:
         timeout_s = float(defaults.STORE_TIMEOUT_S) if timeout is None else as_seconds(timeout)
-        super().__init__(partial(_connect, access, f"{etcd_store_prefix.rstrip('/')}/"), "", timeout_s)
+        super().__init__(partial(_connect, access_of(etcd_client), f"{etcd_store_prefix.rstrip('/')}/"), "", timeout_s)
 
 
-def _split(endpoint: str) -> tuple[str, int]:
-    host, _, port = endpoint.rpartition(":")
-    return host.strip("[]"), int(port)
+def cas_delay() -> None:
+    """Sleep for a short time that nobody can foresee, so that those who collide do not do so again."""
+    time.sleep(random.uniform(0, LONGEST_DELAY_S))
 
 
 def _connect(access: EtcdAccess, prefix: str) -> Coordination:

@@ -61,7 +61,8 @@ class SharedStore(Store):
         return SharedStore, (self._connect, self._prefix, self.timeout_s)
 
     def __del__(self) -> None:
-        self.close()
+        if hasattr(self, "_is_closed"):  # else it was never made
+            self.close()
 
     def close(self) -> None:
         """End the connections, if there are any; one that is in use ends with what it is used for."""

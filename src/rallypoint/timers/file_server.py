@@ -110,8 +110,8 @@ class FileTimerServer:
             ends[1].ring()  # it may have to look sooner than it knows
 
     def clear_timers(self, worker_pids: set[int]) -> None:
-        """Forget all timers of these workers."""
-        self._book.forget(worker_pids)
+        """Forget all timers of these workers, and of those that are no more."""
+        self._book.forget(worker_pids | {pid for pid in self._book.workers() if not self.is_process_running(pid)})
 
     def get_expired_timers(self, deadline: float) -> dict[int, list[FileTimerRequest]]:
         """By worker, the timers that have expired at this time of the wall clock."""
@@ -150,7 +150,7 @@ class FileTimerServer:
         now = time.monotonic()
         if now >= self._look_for_dead_at:
             self._look_for_dead_at = now + self._max_interval
-            self.clear_timers({pid for pid in self._book.workers() if not self.is_process_running(pid)})
+            self.clear_timers(set())
 
     def _reap_worker(self, pid: int, request: FileTimerRequest) -> None:
         """Signal a worker; the descriptor stands for the process that was asked about, should its id be given to another."""

@@ -1,8 +1,9 @@
-"""Run by a worker's interpreter when it starts: answer the agent's signal with the stacks of all threads, then make way.
+"""Run by a worker's interpreter when it starts: prepare what the environment asks for, then make way.
 
-The answer is given by ``faulthandler``, in the signal's handler, so it comes even while the program waits for a lock or spins
-in C. It goes into a file in the agent's memory, and the program notices nothing. No failure of this may hurt the program: then
-it has no stacks to show, and that is all.
+With ``RALLYPOINT_COMPAT=1``, rallypoint comes to stand behind torch's elastic names. With ``RALLYPOINT_STACKS``, the agent's
+signal is answered with the stacks of all threads. The answer is given by ``faulthandler``, in the signal's handler, so it comes
+even while the program waits for a lock or spins in C. It goes into a file in the agent's memory, and the program notices
+nothing. No failure of this may hurt the program: then it has no stacks to show, and that is all.
 
 This module stands alone: the interpreter may be any, and need not have rallypoint. Once it has run, the folder that it is in is
 taken out of ``sys.path``, and the interpreter goes on with the ``sitecustomize`` that it would have had, if any. Its children
@@ -14,8 +15,9 @@ from __future__ import annotations
 import os
 import sys
 
-__all__ = ["ENV_STACKS", "register"]
+__all__ = ["ENV_COMPAT", "ENV_STACKS", "install_compat", "register"]
 
+ENV_COMPAT = "RALLYPOINT_COMPAT"  # defaults.ENV_COMPAT, which may not be there
 ENV_STACKS = "RALLYPOINT_STACKS"  # the number of the signal, a colon, and the path of the file
 
 
@@ -31,6 +33,19 @@ def register(environ: object) -> None:
         return
 
 
+def install_compat(environ: object) -> None:
+    """Put rallypoint behind torch's names, if the environment asks for it."""
+    try:
+        if environ[ENV_COMPAT] == "1":  # type: ignore[index]
+            from importlib import import_module
+
+            import_module("rallypoint.compat").install()
+    except KeyError:
+        return
+    except Exception as error:  # the program must start; but it asked for this, and so is told that it does without
+        sys.stderr.write(f"rallypoint: {ENV_COMPAT} is 1, but rallypoint.compat cannot be installed: {error!r}\n")
+
+
 def make_way() -> None:
     """Import the next ``sitecustomize``. Where there is none, that raises what an interpreter without one meets, and ignores."""
     here = os.path.dirname(os.path.abspath(__file__))
@@ -42,4 +57,5 @@ def make_way() -> None:
 
 if __name__ == "sitecustomize":
     register(os.environ)
+    install_compat(os.environ)
     make_way()

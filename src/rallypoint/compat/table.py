@@ -1,0 +1,284 @@
+"""The one table of torch's names and ours.
+
+For each of torch's modules it says in which of our modules its names are: first those that are public there, then others that
+programs import or replace all the same. A name that is another one here is written ``theirs=ours``.
+
+A name of ours belongs to the first place in the table that maps to it, in public if there is one: what a program sets there is
+set in our module, where our code looks it up. That is why a name is mapped to the module of ours that uses it, not to the one
+that defines it, and to several where several use it. All other places only show it; what is set there stays there, as with any
+``from module import name``.
+"""
+
+from __future__ import annotations
+
+__all__ = ["FACADE_OF", "ROOTS", "TABLE", "Names"]
+
+Names = dict[str, str]  # our module, below rallypoint -> names in it
+
+ROOTS = tuple(f"torch.distributed.{name}" for name in ("elastic", "launcher", "run", "launch"))
+
+_TIMER_VARIABLES = "TORCHELASTIC_ENABLE_FILE_TIMER=ENV_ENABLE_FILE_TIMER TORCHELASTIC_TIMER_FILE=ENV_TIMER_FILE"
+_HEALTH_VARIABLE = "TORCHELASTIC_HEALTH_CHECK_PORT=ENV_HEALTH_CHECK_PORT"
+_RENDEZVOUS_ERRORS = (
+    "RendezvousClosedError RendezvousConnectionError RendezvousError RendezvousGracefulExitError RendezvousStateError "
+    "RendezvousTimeoutError"
+)
+_HANDLER_NAMES = (
+    "RendezvousHandler RendezvousHandlerCreator RendezvousHandlerRegistry RendezvousInfo RendezvousParameters "
+    "RendezvousStoreInfo rendezvous_handler_registry"
+)
+_LOG_NAMES = "DefaultLogsSpecs LogsDest LogsSpecs Std to_map"
+_METRIC_NAMES = (
+    "ConsoleMetricHandler MetricData MetricHandler MetricsConfig NullMetricHandler configure getStream get_elapsed_time_ms "
+    "prof profile publish_metric put_metric"
+)
+_TIMER_NAMES = "TimerClient TimerRequest TimerServer configure expires"
+
+_LAUNCHER: dict[str, tuple[Names, Names]] = {
+    "launcher.api": (
+        {"launch": "LaunchConfig elastic_launch launch_agent"},
+        {
+            "launch": "LocalElasticAgent RendezvousParameters SignalException WorkerSpec _get_addr_and_port _get_entrypoint_name "
+            "events metrics parse_rendezvous_endpoint rdzv_registry",
+            "config": "DefaultLogsSpecs LogsSpecs",
+            "processes.failures": "ChildFailedError",
+            "health.server": "HealthCheckServer create_healthcheck_server",
+            "defaults": _HEALTH_VARIABLE,
+            "torch_names": "get_logger",
+            "": "os sys uuid",
+        },
+    ),
+    "launcher": ({"launch": "LaunchConfig elastic_launch launch_agent"}, {}),
+    "run": (
+        {
+            "torch_run": "DefaultLogsSpecs LaunchConfig LogsSpecs REMAINDER Std check_env config_from_args "
+            "determine_local_world_size elastic_launch env get_args_parser get_logger get_rdzv_endpoint get_use_env macros main "
+            "parse_args parse_min_max_nnodes record run run_script_path",
+        },
+        {"": "os sys uuid"},
+    ),
+    "launch": ({"launch_module": "get_args_parser launch main parse_args run"}, {}),
+}
+
+_AGENT: dict[str, tuple[Names, Names]] = {
+    "elastic": ({}, {}),
+    "elastic.agent": ({}, {}),
+    "elastic.agent.server.api": (
+        {"workers": "RunResult Worker WorkerGroup WorkerSpec WorkerState", "agent": "ElasticAgent SimpleElasticAgent"},
+        {
+            "agent": "DEFAULT_ROLE RendezvousGracefulExitError SignalException _RoleInstanceInfo _get_fq_hostname prof "
+            "put_metric store_util=barriers",
+            "agent_records": "Event EventSource _get_fq_hostname put_metric record",
+            "processes.failures": "ProcessFailure",
+            "torch_names": "get_logger",
+            "": "json os signal socket time traceback warnings",
+        },
+    ),
+    "elastic.agent.server.local_elastic_agent": (
+        {
+            "local_agent": "LocalElasticAgent",
+            "defaults": f"{_TIMER_VARIABLES} {_HEALTH_VARIABLE} "
+            "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT=ENV_UNINTERRUPTIBLE_TIMEOUT",
+        },
+        {
+            "local_agent": "LogsSpecs PContext RunResult WorkerGroup WorkerSpec WorkerState prof start_processes",
+            "agent": "SimpleElasticAgent",
+            "health.server": "HealthCheckServer create_healthcheck_server",
+            "torch_names": "get_logger macros",
+            "@": "events=elastic.events timer=elastic.timer",
+            "": "json os signal socket tempfile time uuid",
+        },
+    ),
+    "elastic.agent.server.health_check_server": ({"health.server": "HealthCheckServer create_healthcheck_server"}, {}),
+    "elastic.agent.server": (
+        {
+            "workers": "RunResult Worker WorkerGroup WorkerSpec WorkerState",
+            "agent": "ElasticAgent SimpleElasticAgent",
+            "defaults": _TIMER_VARIABLES,
+        },
+        {},
+    ),
+    "elastic.control_plane": ({"control_plane": "worker_main"}, {"control_plane": "TORCH_WORKER_SERVER_SOCKET"}),
+}
+
+_RENDEZVOUS: dict[str, tuple[Names, Names]] = {
+    "elastic.rendezvous.api": (
+        {"errors": _RENDEZVOUS_ERRORS, "rendezvous.handler": _HANDLER_NAMES},
+        {"rendezvous.handler": "get_free_port", "compat.stores": "Store"},
+    ),
+    "elastic.rendezvous": (
+        {"errors": _RENDEZVOUS_ERRORS, "rendezvous.handler": _HANDLER_NAMES},
+        {},
+    ),
+    "elastic.rendezvous.registry": (
+        {"rendezvous.registry": "get_rendezvous_handler"},
+        {"rendezvous.registry": "RendezvousHandler RendezvousParameters handler_registry=rendezvous_handler_registry"},
+    ),
+    "elastic.rendezvous.static_tcp_rendezvous": (
+        {"rendezvous.static": "StaticTCPRendezvous create_rdzv_handler"},
+        {
+            "rendezvous.static": "RendezvousHandler RendezvousInfo RendezvousParameters RendezvousStoreInfo "
+            "parse_rendezvous_endpoint",
+            "compat.stores": "PrefixStore Store TCPStore",
+        },
+    ),
+    "elastic.rendezvous.dynamic_rendezvous": (
+        {
+            "rendezvous.dynamic_handler": "DynamicRendezvousHandler RendezvousBackend RendezvousSettings RendezvousTimeout "
+            "create_handler"
+        },
+        {
+            "errors": _RENDEZVOUS_ERRORS,
+            "rendezvous.handler": "RendezvousHandler RendezvousInfo RendezvousParameters RendezvousStoreInfo",
+            "events": "NodeState construct_and_record_rdzv_event",
+            "compat.stores": "Store",
+            "": "os socket threading time",
+        },
+    ),
+    "elastic.rendezvous.c10d_rendezvous_backend": (
+        {
+            "rendezvous.c10d_backend": "C10dRendezvousBackend DEFAULT_PORT NodeState RendezvousBackend RendezvousConnectionError "
+            "RendezvousError RendezvousParameters RendezvousStateError create_backend parse_rendezvous_endpoint",
+            "events": "construct_and_record_rdzv_event",
+            "compat.stores": "FileStore Store TCPStore",
+        },
+        {"": "os tempfile"},
+    ),
+    "elastic.rendezvous.etcd_rendezvous": (
+        {
+            "rendezvous.etcd_backend": "EtcdRendezvous EtcdRendezvousHandler EtcdRendezvousRetryImmediately "
+            "EtcdRendezvousRetryableFailure create_rdzv_handler"
+        },
+        {"store.etcd_store": "EtcdStore cas_delay"},
+    ),
+    "elastic.rendezvous.etcd_rendezvous_backend": (
+        {
+            "rendezvous.etcd_backend": "EtcdRendezvousBackend EtcdStore RendezvousBackend RendezvousConnectionError "
+            "RendezvousParameters RendezvousStateError create_backend",
+            "rendezvous.endpoint": "parse_rendezvous_endpoint",
+            "compat.stores": "Store",
+        },
+        {},
+    ),
+    "elastic.rendezvous.etcd_server": ({"rendezvous.etcd_server": "EtcdServer find_free_port stop_etcd"}, {}),
+    "elastic.rendezvous.etcd_store": ({"store.etcd_store": "EtcdStore cas_delay", "compat.stores": "Store"}, {}),
+    "elastic.rendezvous.utils": ({"rendezvous.endpoint": "parse_rendezvous_endpoint"}, {"": "ipaddress random re socket time"}),
+}
+
+_PROCESSES: dict[str, tuple[Names, Names]] = {
+    "elastic.multiprocessing.api": (
+        {
+            "processes.log_specs": _LOG_NAMES,
+            "processes.context": "PContext RunProcsResult",
+            "errors": "SignalException",
+            "processes.functions": "MultiprocessContext",
+            "processes.subprocesses": "SubprocessContext",
+            "processes.redirects": "get_std_cm",
+        },
+        {
+            "processes.failures": "ProcessFailure",
+            "processes.error_files": "record",
+            "processes.redirects": "IS_MACOS IS_WINDOWS redirect_stderr redirect_stdout",
+            "processes.subprocess_handler": "SubprocessHandler get_subprocess_handler",
+            "processes.tail_log": "TailLog",
+            "": "os re shutil signal subprocess sys tempfile threading time",
+        },
+    ),
+    "elastic.multiprocessing": (
+        {
+            "processes.subprocesses": "SubprocessContext start_processes",
+            "processes.functions": "MultiprocessContext",
+            "processes.context": "PContext RunProcsResult",
+            "processes.failures": "ProcessFailure",
+            "processes.log_specs": _LOG_NAMES,
+            "errors": "SignalException",
+        },
+        {"torch_names": "get_logger"},
+    ),
+    "elastic.multiprocessing.errors": (
+        {
+            "processes.failures": "ChildFailedError ProcessFailure",
+            "processes.error_files": "ErrorHandler get_error_handler record",
+        },
+        {"processes.failures": "_NOT_AVAILABLE=NOT_AVAILABLE", "torch_names": "get_logger", "": "json os signal socket time"},
+    ),
+    "elastic.multiprocessing.errors.error_handler": (
+        {"processes.error_files": "ErrorHandler"},
+        {"": "faulthandler json os time traceback warnings"},
+    ),
+    "elastic.multiprocessing.errors.handlers": ({"processes.error_files": "get_error_handler"}, {}),
+    "elastic.multiprocessing.redirects": (
+        {"processes.redirects": "IS_MACOS IS_WINDOWS get_libc redirect"},
+        {"processes.redirects": "redirect_stderr redirect_stdout", "": "ctypes os sys"},
+    ),
+    "elastic.multiprocessing.tail_log": ({"processes.tail_log": "TailLog tail_logfile"}, {"": "os time"}),
+    "elastic.multiprocessing.subprocess_handler.handlers": ({"processes.subprocess_handler": "get_subprocess_handler"}, {}),
+    "elastic.multiprocessing.subprocess_handler.subprocess_handler": ({"processes.subprocess_handler": "SubprocessHandler"}, {}),
+    "elastic.multiprocessing.subprocess_handler": (
+        {"processes.subprocess_handler": "SubprocessHandler get_subprocess_handler"},
+        {},
+    ),
+}
+
+_TELLING: dict[str, tuple[Names, Names]] = {
+    "elastic.events": (
+        {
+            "events": "Event EventSource NodeState RdzvEvent construct_and_record_rdzv_event get_logging_handler record "
+            "record_rdzv_event"
+        },
+        {"events": "EventMetadataValue _get_or_create_logger", "": "inspect logging os socket traceback"},
+    ),
+    "elastic.events.api": ({"events": "Event EventSource NodeState RdzvEvent"}, {"events": "EventMetadataValue", "": "json"}),
+    "elastic.events.handlers": ({"events": "get_logging_handler"}, {"": "logging"}),
+    "elastic.metrics.api": ({"metrics": f"{_METRIC_NAMES} MetricStream"}, {"metrics": "_get_metric_name", "": "time"}),
+    "elastic.metrics": ({"metrics": f"{_METRIC_NAMES} initialize_metrics"}, {}),
+    "elastic.timer.api": ({"timers.interface": f"{_TIMER_NAMES} RequestQueue"}, {"": "threading time"}),
+    "elastic.timer": (
+        {
+            "timers.interface": _TIMER_NAMES,
+            "timers.file_timer": "FileTimerClient FileTimerRequest",
+            "timers.file_server": "FileTimerServer",
+            "timers.local_timer": "LocalTimerClient LocalTimerServer",
+        },
+        {},
+    ),
+    "elastic.timer.file_based_local_timer": (
+        {"timers.file_timer": "FileTimerClient FileTimerRequest", "timers.file_server": "FileTimerServer"},
+        {"timers.interface": "TimerClient TimerRequest", "": "json os select signal sys threading time"},
+    ),
+    "elastic.timer.local_timer": (
+        {"timers.local_timer": "LocalTimerClient LocalTimerServer MultiprocessingRequestQueue"},
+        {"timers.interface": "RequestQueue TimerClient TimerRequest TimerServer", "": "os signal time"},
+    ),
+    "elastic.timer.debug_info_logging": ({"timers.expired_timers": "log_debug_info_for_expired_timers"}, {}),
+}
+
+_UTILITIES: dict[str, tuple[Names, Names]] = {
+    "elastic.utils.api": ({"torch_names": "get_env_variable_or_raise get_socket_with_port macros"}, {"": "os socket"}),
+    "elastic.utils": ({"torch_names": "get_env_variable_or_raise get_socket_with_port macros"}, {}),
+    "elastic.utils.store": ({"store.barriers": "barrier get_all store_timeout synchronize"}, {}),
+    "elastic.utils.distributed": (
+        {"rendezvous.torch_stores": "create_c10d_store", "torch_names": "get_free_port get_socket_with_port"},
+        {"": "datetime os socket"},
+    ),
+    "elastic.utils.logging": ({"torch_names": "get_log_level get_logger"}, {"": "inspect logging os warnings"}),
+    "elastic.utils.log_level": ({"torch_names": "get_log_level"}, {}),
+    "elastic.utils.process_state": ({"processes.process_state": "is_uninterruptible_state read_proc_state"}, {}),
+    "elastic.utils.data": ({"data": "CyclingIterator ElasticDistributedSampler"}, {}),
+    "elastic.utils.data.cycling_iterator": ({"data": "CyclingIterator"}, {}),
+    "elastic.utils.data.elastic_distributed_sampler": ({"data": "ElasticDistributedSampler"}, {"": "math"}),
+}
+
+TABLE: dict[str, tuple[Names, Names]] = {
+    f"torch.distributed.{place}": names
+    for part in (_LAUNCHER, _AGENT, _RENDEZVOUS, _PROCESSES, _TELLING, _UTILITIES)
+    for place, names in part.items()
+}
+
+# Modules of ours that a program may come at through a name in another: there too, it gets what stands for them.
+FACADE_OF = {
+    "rallypoint.events": "torch.distributed.elastic.events",
+    "rallypoint.metrics": "torch.distributed.elastic.metrics",
+    "rallypoint.rendezvous.registry": "torch.distributed.elastic.rendezvous.registry",
+    "rallypoint.store.barriers": "torch.distributed.elastic.utils.store",
+}

@@ -1,0 +1,257 @@
+"""Torch's ``DynamicRendezvousHandler``: a rendezvous over any back end that is one cell of bytes with a version.
+
+It is the same rendezvous as on our own stores (`dynamic`), with the cell as its store. An agent of ours uses it as such. Any
+other caller finds torch's: `is_closed`, `set_closed` and `num_nodes_waiting` ask the back end, and raise what it raises; whoever
+calls `next_rendezvous` while its generation runs makes all others come back too; and `shutdown` closes the job.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from itertools import count
+
+from rallypoint import events, report
+from rallypoint.core import agent as machine
+from rallypoint.core import job_records as job
+from rallypoint.core.coordination import Compare, Put, Snapshot, Transaction
+from rallypoint.errors import RendezvousClosedError, RendezvousConnectionError, RendezvousError
+from rallypoint.events import NodeState
+from rallypoint.rendezvous.cell_backend import RendezvousBackend, RendezvousSettings, RendezvousTimeout
+from rallypoint.rendezvous.cell_place import CellPlace
+from rallypoint.rendezvous.coordinated import Introduction
+from rallypoint.rendezvous.dynamic import LEAVE_TIMEOUT_S, DynamicRendezvous
+from rallypoint.rendezvous.handler import RendezvousInfo, RendezvousParameters
+from rallypoint.rendezvous.joining import cell_terms
+from rallypoint.rendezvous.settings import Settings, read_settings
+from rallypoint.rendezvous.worker_store import WorkerStore, settings_for_worker_store
+from rallypoint.store.cell_engine import CellCoordination
+from rallypoint.store.coordination import Coordination, CoordinationError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, TypeVar
+
+    from typing_extensions import Self
+
+    T = TypeVar("T")
+
+__all__ = ["DynamicRendezvousHandler", "RendezvousBackend", "RendezvousSettings", "RendezvousTimeout", "create_handler"]
+
+UNCOUNTED = 1_000_000  # restarts: agents that are not ours count them, each its own
+LEAST_LEASE_S = 1.0
+_local_ids = count()  # of the handlers of this process
+KEEP_ALIVE_INTERVAL_S = 5
+KEEP_ALIVE_MAX_ATTEMPT = 3
+
+
+class DynamicRendezvousHandler(DynamicRendezvous):
+    """One node's handler over a back end; made by `from_backend` or `create_handler`."""
+
+    def __init__(
+        self, node: str | None, settings: RendezvousSettings, backend_name: str, store: Any, state_holder: RendezvousBackend
+    ) -> None:
+        """`node` is the address by which peers reach this node, if it was given; `state_holder` is the back end."""
+        _check(settings)
+        self._told = settings
+        self._backend = state_holder
+        self._is_introduced = False
+        self._local_id = next(_local_ids)
+        self._node = f"{node or os.uname().nodename}_{os.getpid()}_{self._local_id}"
+        own = _own_settings(settings)
+        super().__init__(
+            RendezvousParameters(backend_name, "", settings.run_id, settings.min_nodes, settings.max_nodes, node),
+            own,
+            CellPlace(state_holder, backend_name, settings.run_id, store),
+            cell_terms(own, settings.max_nodes),
+            WorkerStore(settings_for_worker_store(own, os.environ)),
+        )
+        self._introduction = self._introduction.replace(max_restarts=UNCOUNTED)
+
+    @classmethod
+    def from_backend(
+        cls,
+        run_id: str,
+        store: Any,
+        backend: RendezvousBackend,
+        min_nodes: int,
+        max_nodes: int,
+        local_addr: str | None = None,
+        timeout: RendezvousTimeout | None = None,
+        keep_alive_interval: int = KEEP_ALIVE_INTERVAL_S,
+        keep_alive_max_attempt: int = KEEP_ALIVE_MAX_ATTEMPT,
+    ) -> Self:
+        """A handler for the job `run_id`; `store` is what its nodes share once they have met."""
+        interval = timedelta(seconds=keep_alive_interval)
+        timeout = timeout or RendezvousTimeout()
+        settings = RendezvousSettings(run_id, min_nodes, max_nodes, timeout, interval, keep_alive_max_attempt)
+        return cls(local_addr, settings, backend.name, store, backend)
+
+    @property
+    def settings(self) -> RendezvousSettings:
+        """What it was told."""
+        return self._told
+
+    def introduce(self, introduction: Introduction) -> None:
+        self._is_introduced = True
+        super().introduce(introduction)
+
+    # As torch's handlers, for agents that are not ours.
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        """After an error nothing is left that runs, and it may be called again."""
+        self._record(NodeState.RUNNING, f"The node {self._node!r} attempts to join the next round of the rendezvous.")
+        try:
+            self._end_generation()
+            info = super().next_rendezvous()
+        except BaseException as error:  # whatever it was; it is raised again
+            self._record(NodeState.FAILED, f"{type(error).__name__}: {error}")
+            self._withdraw()
+            raise
+        place = f"as rank {info.rank} in a world of size {info.world_size}"
+        self._record(NodeState.RUNNING, f"The node {self._node!r} has joined the rendezvous {place}.", info.rank)
+        return info
+
+    def _end_generation(self) -> None:
+        """The caller's workers are gone. If nobody else has stopped them, it has, and it does not say why."""
+        if self._seated is None or self._is_over:
+            return
+        seen = self.observe()
+        if isinstance(seen, machine.JobEnded):
+            raise RendezvousClosedError(f"the job has ended: {seen.why}")
+        if seen is None:
+            self.report_failure({})
+
+    def is_closed(self) -> bool:
+        return self._closed is not None or self._ask(lambda engine, until: bool(engine.read(job.CLOSED, until).items))
+
+    def set_closed(self) -> None:
+        closed = job.encode(job.Closed("closed", f"{self.name} closed it", self.name))
+        first = Transaction((Compare(job.CLOSED, "create", 0),), (Put(job.CLOSED, closed),))
+        self._ask(lambda engine, until: engine.transact(first, until))
+        self._record(NodeState.SUCCEEDED, f"The node {self._node!r} has closed the rendezvous.")
+
+    def num_nodes_waiting(self) -> int:
+        return max(super().num_nodes_waiting(), self._ask(lambda engine, until: self._count_waiting(engine.read("", until))))
+
+    def shutdown(self) -> bool:
+        """Whether it went well. A node of an agent of ours that has no seat only leaves; any other closes the job."""
+        try:
+            if self._is_introduced:
+                return super().shutdown()
+            self.set_closed()
+        except RendezvousError as error:
+            report.warn(f"the rendezvous of run {self.get_run_id()!r} was not closed: {error}")
+            return False
+        finally:
+            self.leave()
+        return True
+
+    def _stop_heartbeats(self) -> None:
+        """Say no more that this node lives, nor that it goes: the others will take it for dead."""
+        driver, self._driver = self._driver, None
+        if driver is not None:
+            driver.stop(LEAVE_TIMEOUT_S)
+            driver.close()
+        self._forget()
+        self._worker_store.close()
+
+    def _record(self, state: NodeState, message: str, rank: int | None = None) -> None:
+        events.construct_and_record_rdzv_event(
+            self.get_run_id(), message, state, name=type(self).__name__, local_id=self._local_id, rank=rank
+        )
+
+    def _withdraw(self) -> None:
+        self.leave()
+        self._forget()
+
+    def _forget(self) -> None:
+        """The next rendezvous begins anew."""
+        self._has_asked, self._seated, self._lost, self._closed = False, None, None, None
+        self._is_over = self._is_done = False
+
+    def _count_waiting(self, state: Snapshot) -> int:
+        """Nodes that are ready and have no seat, while there is a generation with room for them."""
+        found = {item.key: item for item in state.items}
+        if job.GENERATION not in found:
+            return 0
+        generation = job.decode(job.Generation, found[job.GENERATION].value)
+        seats = job.seats_of_attempt(generation.number, generation.attempt)
+        seated = {key.removeprefix(seats) for key in found if key.startswith(seats)}
+        nodes = {key.removeprefix(job.node_key("")): one for key, one in found.items() if key.startswith(job.node_key(""))}
+        waiting = [one for node, one in nodes.items() if node not in seated and _is_ready(one.value)]
+        return len(waiting) if len(seated) < self._told.max_nodes else 0
+
+    def _ask(self, question: Callable[[Coordination, float], T]) -> T:
+        """Ask the back end, now."""
+        engine = CellCoordination(self._backend)
+        try:
+            return question(engine, time.monotonic() + self._settings.store_timeout_s)
+        except CoordinationError as error:
+            raise self._lost_error(error) from error
+        finally:
+            engine.close()
+
+    def _lost_error(self, error: Exception) -> Exception:
+        """What the back end itself has raised reaches the caller as it is, also where we have put it into words of ours."""
+        if not isinstance(error, CoordinationError | OSError):
+            return error
+        cause = error.__cause__
+        is_theirs = isinstance(cause, Exception) and type(cause).__name__ == RendezvousConnectionError.__name__
+        return cause if isinstance(cause, Exception) and is_theirs else RendezvousConnectionError(str(error))
+
+
+def create_handler(store: Any, backend: RendezvousBackend, params: RendezvousParameters) -> DynamicRendezvousHandler:
+    """A handler for `params`, whose settings are those of ``--rdzv-conf``."""
+    try:
+        return _create_handler(store, backend, params)
+    except Exception as error:  # it is recorded, and raised again
+        message = f"{type(error).__name__}: {error}"
+        events.construct_and_record_rdzv_event(message=message, run_id=params.run_id, node_state=NodeState.FAILED)
+        raise
+
+
+def _create_handler(store: Any, backend: RendezvousBackend, params: RendezvousParameters) -> DynamicRendezvousHandler:
+    seconds = {name: params.get_as_int(f"{name}_timeout") for name in ("join", "last_call", "close", "heartbeat")}
+    timeout = RendezvousTimeout(**{name: timedelta(seconds=one) for name, one in seconds.items() if one is not None})
+    return DynamicRendezvousHandler.from_backend(
+        params.run_id,
+        store,
+        backend,
+        params.min_nodes,
+        params.max_nodes,
+        params.local_addr,
+        timeout,
+        keep_alive_interval=params.get_as_int("keep_alive_interval", KEEP_ALIVE_INTERVAL_S) or 0,
+        keep_alive_max_attempt=params.get_as_int("keep_alive_max_attempt", KEEP_ALIVE_MAX_ATTEMPT) or 0,
+    )
+
+
+def _check(settings: RendezvousSettings) -> None:
+    least, most = settings.min_nodes, settings.max_nodes
+    if not settings.run_id:
+        raise ValueError("The run id must be a non-empty string.")
+    if least < 1:
+        raise ValueError(f"The minimum number of nodes ({least}) must be greater than zero.")
+    if most < least:
+        raise ValueError(
+            f"The maximum number of nodes ({most}) must be greater than or equal to the minimum number of nodes ({least})."
+        )
+
+
+def _own_settings(told: RendezvousSettings) -> Settings:
+    """In our words; a lease that no node could keep is made longer, since torch refuses none."""
+    attempts = max(1, told.keep_alive_max_attempt)
+    return read_settings({}, os.environ).replace(
+        join_timeout_s=told.timeout.join.total_seconds(),
+        last_call_timeout_s=told.timeout.last_call.total_seconds(),
+        close_timeout_s=told.timeout.close.total_seconds(),
+        keep_alive_interval_s=max(told.keep_alive_interval.total_seconds(), LEAST_LEASE_S / attempts),
+        keep_alive_max_attempt=attempts,
+    )
+
+
+def _is_ready(record: bytes) -> bool:
+    return job.decode(job.NodeRecord, record).ready_after != job.NOT_READY

@@ -1,0 +1,92 @@
+"""What ``torch.distributed.run`` offers to programs that launch jobs from Python, under its names and with its meanings.
+
+It differs from the command ``rallyrun`` in what it promises a caller: the arguments come from an argparse parser,
+`config_from_args` takes them as they are, and whatever goes wrong is raised instead of turned into an exit code. Names are looked
+up here at the time of use, because callers replace them here.
+"""
+
+from __future__ import annotations
+
+import os
+
+from rallypoint import arguments, command_line, defaults
+from rallypoint.arguments import get_rdzv_endpoint
+from rallypoint.config import LaunchConfig
+from rallypoint.devices import determine_local_world_size
+from rallypoint.entry_point import EntryPoint, check_entry_point, get_use_env, run_script_path
+from rallypoint.job_size import parse_min_max_nnodes
+from rallypoint.launch import elastic_launch
+from rallypoint.parser import REMAINDER, get_args_parser
+from rallypoint.parser_actions import check_env, env
+from rallypoint.processes.error_files import record
+from rallypoint.processes.log_specs import DefaultLogsSpecs, LogsSpecs, Std
+from rallypoint.torch_names import get_logger, macros
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from argparse import Namespace
+    from collections.abc import Sequence
+    from typing import Any
+
+__all__ = [
+    "REMAINDER",
+    "DefaultLogsSpecs",
+    "LaunchConfig",
+    "LogsSpecs",
+    "Std",
+    "check_env",
+    "config_from_args",
+    "determine_local_world_size",
+    "elastic_launch",
+    "env",
+    "get_args_parser",
+    "get_logger",
+    "get_rdzv_endpoint",
+    "get_use_env",
+    "macros",
+    "main",
+    "parse_args",
+    "parse_min_max_nnodes",
+    "record",
+    "run",
+    "run_script_path",
+]
+
+
+def parse_args(args: Sequence[str] | None) -> Namespace:
+    """The command line as torchrun's parser reads it; None takes that of this process."""
+    return get_args_parser().parse_args(args)
+
+
+def config_from_args(args: Any) -> tuple[LaunchConfig, EntryPoint, list[str]]:
+    """The job that `args` describe: its configuration, what each worker starts, and the arguments for that."""
+    return arguments.config_from_args(args, as_given=True)
+
+
+def run(args: Any) -> None:
+    """Run the job that `args` describe, to its end.
+
+    One node that needs no other gets a free port and a random id; `args` tell it afterwards, as torchrun's do.
+    """
+    _settle(args)
+    config, entry, entry_args = config_from_args(args)
+    elastic_launch(config=config, entrypoint=entry)(*entry_args)
+
+
+@record
+def main(args: Sequence[str] | None = None) -> None:
+    """Run the job of a command line; None takes that of this process."""
+    run(parse_args(args))
+
+
+def _settle(args: Any) -> None:
+    known = command_line.complete(args, os.environ)
+    check_entry_point(known)
+    least, most = parse_min_max_nnodes(known.nnodes)
+    if arguments.is_standalone(known, least, most):
+        args.nnodes = "1:1"
+        args.rdzv_backend = defaults.BACKEND_ELASTIC
+        args.rdzv_endpoint = "localhost:0"
+        args.rdzv_id = os.urandom(8).hex()
+    if known.master_port is None:
+        args.master_port = defaults.MASTER_PORT
