@@ -451,6 +451,17 @@ def test_groups_that_run_beside_each_other_do_not_hold_each_other_up(
     assert time.monotonic() - started_at < 2
 
 
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
+def test_a_signal_to_a_worker_that_has_just_been_forked_is_not_lost(
+    functions: ModuleType, start: Callable[..., PContext], method: str
+) -> None:
+    """P08: what the warden itself outlives ends a worker from the moment at which it is known."""
+    for _ in range(20 if method == "fork" else 3):
+        context = start(functions.sleep, method=method)
+        context.close(signal.SIGTERM, timeout=30)
+        assert {ended.exitcode for ended in context._exits.values()} == {-signal.SIGTERM}  # type: ignore[attr-defined]
+
+
 def test_a_fork_of_the_callers_own_does_not_hold_up_the_end(functions: ModuleType, start: Callable[..., PContext]) -> None:
     """As a program does that uses multiprocessing beside us."""
     group = start(functions.sleep)

@@ -60,6 +60,7 @@ def _run_forked(request: dict[str, Any], fn: Callable[..., Any], args: tuple[Any
     """Be a worker that was forked; multiprocessing's own bootstrap puts its state in order and gives the exit code."""
     from multiprocessing import get_context, util
 
+    _reset_signals()  # before the next line, by which the agent learns that we are there, and may signal us
     for fd in (request["error_fd"], *request["fds_of_others"]):
         os.close(fd)
     os.chdir(request["cwd"])
@@ -67,7 +68,6 @@ def _run_forked(request: dict[str, Any], fn: Callable[..., Any], args: tuple[Any
         _erase_from_environ_block(defaults.ENV_SECRET)
     os.environ.clear()
     os.environ.update(request["env"])
-    _reset_signals()
     _join_the_watch()
     (_, result_fd) = request["fds"][-1]
     process = get_context("fork").Process(target=_call, args=(fn, args, result_fd))
