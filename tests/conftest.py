@@ -22,10 +22,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Protocol
 
 import pytest
+from tests.torch_process import torch_importable
 
 PR_SET_CHILD_SUBREAPER = 36
 INHERITED_HANDLERS = {
@@ -64,19 +64,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason="needs root"))
 
 
-_torch_modules: dict[str, ModuleType] = {}
-
-
 @pytest.fixture(autouse=True)
 def torch_where_it_is_marked(request: pytest.FixtureRequest) -> Iterator[None]:
-    """A test without the mark finds a process that has not imported torch; and torch can be imported only once in a process."""
-    if "torch" not in request.keywords:
+    """A test without the mark finds a process that has not imported torch."""
+    with torch_importable() if "torch" in request.keywords else contextlib.nullcontext():
         yield
-        return
-    sys.modules.update(_torch_modules)
-    yield
-    names = [name for name in sys.modules if name == "torch" or name.startswith("torch.")]
-    _torch_modules.update((name, sys.modules.pop(name)) for name in names)
 
 
 # --- waiting ---------------------------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from unittest import mock
 
 import pytest
 from tests.ports import free_ports
+from tests.torch_process import torch_importable
 
 from rallypoint.errors import RendezvousConnectionError, RendezvousStateError
 from rallypoint.rendezvous import c10d_backend
@@ -40,7 +41,8 @@ WITH_TORCH = pytest.param("torch", marks=pytest.mark.torch)
 def _libuv_is_loaded() -> None:
     """The first of torch's stores opens a pipe that stays for the life of the process."""
     if importlib.util.find_spec("torch") is not None:
-        importlib.import_module("torch.distributed").TCPStore("127.0.0.1", 0, is_master=True)
+        with torch_importable():
+            importlib.import_module("torch.distributed").TCPStore("127.0.0.1", 0, is_master=True)
 
 
 @pytest.fixture(params=["ours", WITH_TORCH])
