@@ -25,6 +25,8 @@ def test_is_tidy(capfd):
 
 def test_leftovers_fail_a_test(tmp_path: Path) -> None:
     shutil.copy(CONFTEST, tmp_path)
+    (tmp_path / "tests").mkdir()
+    shutil.copy(CONFTEST.with_name("torch_process.py"), tmp_path / "tests")
     (tmp_path / "test_untidy.py").write_text(UNTIDY)
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--rootdir", str(tmp_path), str(tmp_path)]
     answer = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path)
