@@ -17,7 +17,7 @@ from rallypoint.processes.failures import ChildFailedError
 @pytest.fixture
 def train(tmp_path: Path) -> str:
     script = tmp_path / "train.py"
-    script.write_text("import sys; print('trained', sys.argv[1:])")
+    script.write_text("import sys; sys.stdout.write(f'trained {sys.argv[1:]}\\n')  # one write: others write beside us")
     return str(script)
 
 
