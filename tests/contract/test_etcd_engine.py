@@ -16,7 +16,7 @@ from rallypoint.store.etcd_engine import EtcdCoordination
 from rallypoint.testing.coordination_contract import CoordinationContract
 from rallypoint.testing.driving import read
 
-VERSIONS_AND_SIZES = [("3.5", 1), ("3.5", 3), ("3.4", 1), ("3.4", 3)]
+VERSIONS_AND_SIZES = [("3.5", 1), ("3.5", 3), ("3.4", 1), pytest.param(("3.4", 3), marks=pytest.mark.soak)]
 
 
 def end_all_leases(cluster: Cluster) -> None:
@@ -26,7 +26,7 @@ def end_all_leases(cluster: Cluster) -> None:
         member.post("/v3/lease/revoke", {"ID": lease["ID"]})
 
 
-@pytest.fixture(scope="module", params=VERSIONS_AND_SIZES, ids=lambda param: f"etcd-{param[0]}-members-{param[1]}")
+@pytest.fixture(scope="module", params=VERSIONS_AND_SIZES, ids="etcd-{0[0]}-members-{0[1]}".format)
 def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     version, members = request.param
     with start_cluster(tmp_path_factory.mktemp("etcd"), members, binary_of(version)) as cluster:

@@ -422,7 +422,7 @@ def start_store(cluster: Cluster, script: Any, start_command: Any, wait_until: A
 @pytest.mark.parametrize(
     "events",
     [
-        pytest.param(20, marks=pytest.mark.timeout(240)),
+        pytest.param(10, marks=pytest.mark.timeout(240)),
         pytest.param(200, marks=[pytest.mark.soak, pytest.mark.timeout(1200)]),
     ],
 )

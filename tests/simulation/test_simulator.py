@@ -18,7 +18,7 @@ from tests.simulation.scale import PHASES, SIZES, exponent, measure
 from tests.simulation.world import Clock
 
 ROOT = Path(__file__).parents[2]
-SEEDS = 2000
+SEEDS = 1000
 HAPPENS = (
     "agents killed", "breaks", "ended by departure", "ended by failure", "ended by finished", "ended by join", "ended by loss",
     "fences", "histories too short", "host lost: crash", "host lost: kill", "host lost: terminate", "jobs closed", "jobs failed",

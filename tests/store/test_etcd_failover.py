@@ -258,7 +258,7 @@ def test_without_a_quorum_it_is_said_so_and_all_goes_on_when_it_is_back(mortal: 
     settled(client, lambda: put(client, "n/c", b"", lease))
     told = until_back(client, lambda events: "n/c" in keys(events))
     assert {event.cause for event in told} == {"put"}, "the lease has outlived it"
-    events_until(client, lambda _: client.connection().unreachable_since is None)
+    until_back(client, lambda _: client.connection().unreachable_since is None)
 
 
 # --- what is not repeated --------------------------------------------------------------------------------------------------
