@@ -71,6 +71,14 @@ def torch_where_it_is_marked(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
 
 
+@pytest.fixture
+def orders(tmp_path: Path) -> Path:
+    """A folder in which a test puts files for its workers to find."""
+    folder = tmp_path / "orders"
+    folder.mkdir()
+    return folder
+
+
 # --- waiting ---------------------------------------------------------------------------------------------------------------
 
 

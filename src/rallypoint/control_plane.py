@@ -28,7 +28,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import FrameType
 
-    from rallypoint.serving.http_serving import HttpServer
 
 __all__ = ["TORCH_WORKER_SERVER_SOCKET", "Request", "Response", "register_handler", "worker_main"]
 
@@ -99,16 +98,7 @@ def _served() -> Iterator[None]:
     finally:
         place.remove()
         if os.getpid() == owner:  # a fork that ends the block has no such thread
-            _stop(server)
-
-
-def _stop(server: HttpServer) -> None:
-    """A handler that does not return must not keep the worker from ending."""
-    import threading
-
-    stopper = threading.Thread(target=server.stop, name="rallypoint-control-stop", daemon=True)
-    stopper.start()
-    stopper.join(GOODBYE_S)
+            server.stop(GOODBYE_S)  # a handler that does not return must not keep the worker from ending
 
 
 def _answer(request: Request) -> Response:

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Hang", "HangLimits", "HangWatch", "Hung", "parse_hang_timeout"]
 
-SETTLE_S = 0.4  # from the first that is overdue to the verdict: it may be one that waits for the one that hangs
-OTHER_NODES_S = 0.4  # on top of that, where all here may wait for the one that hangs on another node, which is told first then
 
 
 class Hung(Value):
@@ -106,20 +104,13 @@ class HangWatch:
         for one in self._watched:
             one.look(self._board.read(one.local_rank, now), planned_at, now)
         there = [one for one in self._watched if one.is_there]
-        overdue = [one for one in there if one.is_overdue(now)]
-        if self._is_verdict_due(there, overdue, now):
+        overdue = sum(one.is_overdue(now) for one in there)
+        self._verdict_at = hangs.verdict_time(self._verdict_at, overdue, now)
+        if hangs.is_verdict_due(self._verdict_at, overdue, len(there), now):
             return self._judge(there, now)
         ends = [end for one in there if (end := one.due_at) is not None and end > now]
         self._look_at = min([now + self._pause_s, *ends, *([self._verdict_at] if self._verdict_at is not None else [])])
         return None
-
-    def _is_verdict_due(self, there: list[Watched], overdue: list[Watched], now: float) -> bool:
-        """Those who wait for the one that hangs may have been silent before it: where some are not overdue yet, wait a little."""
-        if not overdue:
-            self._verdict_at = None
-        elif self._verdict_at is None:
-            self._verdict_at = now + SETTLE_S
-        return self._verdict_at is not None and (now >= self._verdict_at or len(overdue) == len(there))
 
     def _judge(self, there: list[Watched], now: float) -> Hang | None:
         """Ask all workers for their stacks, say who is to blame, and write it down; None: not yet, other nodes may know better.
@@ -130,7 +121,7 @@ class HangWatch:
         stacks = self._desk.ask({one.local_rank: one.pid for one in there}, ranks)
         silent = [one for one in there if one.is_suspect(now)]
         suspects = [one.suspect(stack_groups.standing(stacks[one.local_rank]), now) for one in silent]
-        is_clear = not self._has_other_nodes or len(silent) < len(there) or hangs.is_clear(suspects)
+        is_elsewhere = hangs.may_be_elsewhere(suspects, len(there), self._has_other_nodes)
         blamed = hangs.blame(suspects)
         blamed_ranks = {one.local_rank for one in blamed}
         hung = tuple(_describe(one, now) for one in silent if one.local_rank in blamed_ranks)
@@ -138,14 +129,14 @@ class HangWatch:
         lines = [f"rank {one.global_rank} (local rank {one.local_rank}, process {one.pid}) hangs: {one.why}" for one in hung]
         if waiting:
             lines.append(f"silent too, as those are that wait: {stack_groups.rank_ranges(one.global_rank for one in waiting)}")
-        if not is_clear:
+        if is_elsewhere:
             lines.append("nothing tells the workers here apart: all may wait for one of another node")
         lines += _phases_of([one for one in there if one not in silent])
         hang = self._write_down(hung, waiting, lines, stacks)
-        if is_clear or self._verdict_at is None:
+        if not is_elsewhere or self._verdict_at is None:
             self._look_at = None
             return hang
-        self._look_at, self._held = self._verdict_at + OTHER_NODES_S, hang
+        self._look_at, self._held = self._verdict_at + hangs.OTHER_NODES_S, hang
         return None
 
     def _write_down(

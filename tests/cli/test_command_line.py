@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.torchrun_defaults import TORCHRUN_DEFAULTS
 
 from rallypoint import command_line
 from rallypoint.errors import UsageError
@@ -21,16 +22,6 @@ EXAMPLES: dict[str, tuple[str, object]] = {
     "list": ("a,b", ["a", "b"]),
     "size": ("2K", 2048),
 }
-# What torchrun's own parser gives for a command line that holds nothing but a script.
-TORCHRUN_DEFAULTS = {
-    "nnodes": "1:1", "nproc_per_node": "1", "rdzv_backend": "static", "rdzv_endpoint": "", "rdzv_id": "none", "rdzv_conf": "",
-    "standalone": False, "max_restarts": 0, "monitor_interval": 0.1, "start_method": "spawn", "event_log_handler": "null",
-    "role": "default", "module": False, "no_python": False, "run_path": False, "log_dir": None, "redirects": "0", "tee": "0",
-    "local_ranks_filter": "", "duplicate_stdout_filters": [], "duplicate_stderr_filters": [], "node_rank": 0,
-    "master_addr": "127.0.0.1", "master_port": None, "local_addr": None, "logs_specs": None, "numa_binding": None,
-    "signals_to_handle": "SIGTERM,SIGINT,SIGHUP,SIGQUIT", "shutdown_timeout": None, "virtual_local_rank": False,
-    "log_line_prefix_template": None, "print_completion": None,
-}  # fmt: skip
 OWN_DEFAULTS = {
     "pass_exit_code": False, "log_max_size": None, "exit_barrier_timeout": 300.0, "omp_num_threads": None, "help": False,
     "version": False, "node_unit": None, "secret_file": None, "no_retry_exit_codes": None, "restart_backoff": None,

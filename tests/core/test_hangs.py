@@ -11,11 +11,14 @@ from rallypoint.core.hangs import (
     Suspect,
     blame,
     is_clear,
+    is_verdict_due,
     limit_of,
     longest_pause,
+    may_be_elsewhere,
     parse_hang_timeout,
     progress_of,
     regain,
+    verdict_time,
 )
 from rallypoint.core.pulse_page import Pulse
 from rallypoint.errors import UsageError
@@ -195,3 +198,35 @@ def test_who_never_gave_a_sign_made_no_progress() -> None:
 )
 def test_whether_anything_tells_the_silent_apart(suspects: list[Suspect], expected: bool) -> None:
     assert is_clear(suspects) == expected
+
+
+def test_the_verdict_waits_a_little_for_those_who_may_have_begun_to_wait_first() -> None:
+    assert verdict_time(None, overdue=0, now=10.0) is None
+    at = verdict_time(None, overdue=1, now=10.0)
+    assert at is not None
+    assert 10.0 < at < 11.0
+    assert verdict_time(at, overdue=2, now=10.2) == at, "it is not put off by the next one"
+    assert verdict_time(at, overdue=0, now=10.3) is None, "who gives a sign again is not judged"
+
+
+@pytest.mark.parametrize(
+    ("verdict_at", "overdue", "now", "expected"),
+    [(None, 0, 10.0, False), (10.4, 1, 10.0, False), (10.4, 1, 10.4, True), (10.4, 3, 10.0, True)],
+)
+def test_when_it_is_said_who_hangs(verdict_at: float | None, overdue: int, now: float, expected: bool) -> None:
+    assert is_verdict_due(verdict_at, overdue, workers=3, now=now) == expected
+
+
+@pytest.mark.parametrize(
+    ("suspects", "workers", "has_other_nodes", "expected"),
+    [
+        ([Suspect(0, 1.0)], 1, True, True),
+        ([Suspect(0, 1.0)], 1, False, False),
+        ([Suspect(0, 1.0)], 2, True, False),
+        ([Suspect(0, 1.0, step=3), Suspect(1, 1.0, step=4)], 2, True, False),
+    ],
+)
+def test_all_here_may_wait_for_one_elsewhere(
+    suspects: list[Suspect], workers: int, has_other_nodes: bool, expected: bool
+) -> None:
+    assert may_be_elsewhere(suspects, workers, has_other_nodes) == expected

@@ -102,13 +102,6 @@ while not os.path.exists(f"{orders}/finish"):
 """
 
 
-@pytest.fixture
-def orders(tmp_path: Path) -> Path:
-    folder = tmp_path / "orders"
-    folder.mkdir()
-    return folder
-
-
 def test_p44_health_metrics_events_and_story_of_a_run_agree(
     start_rallyrun: Any, script: Any, tmp_path: Path, orders: Path, wait_until: Any
 ) -> None:

@@ -30,13 +30,6 @@ WORKER = """
 
 
 @pytest.fixture
-def orders(tmp_path: Path) -> Path:
-    folder = tmp_path / "orders"
-    folder.mkdir()
-    return folder
-
-
-@pytest.fixture
 def explained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[[], Any]:
     """``explained()`` is the story of the newest run in the log folder, whose times it has checked."""
 

@@ -24,12 +24,15 @@ from rallypoint.errors import UsageError
 from rallypoint.records import Value
 
 __all__ = [
-    "HangLimits", "Suspect", "blame", "is_clear", "limit_of", "longest_pause", "parse_hang_timeout", "progress_of", "regain",
+    "OTHER_NODES_S", "HangLimits", "Suspect", "blame", "is_clear", "is_verdict_due", "limit_of", "longest_pause",
+    "may_be_elsewhere", "parse_hang_timeout", "progress_of", "regain", "verdict_time",
 ]  # fmt: skip
 
 LONGEST_PAUSE_S = 0.5
 SHORTEST_PAUSE_S = 0.05
 LATE_S = 0.5  # what a loaded machine may delay us by
+SETTLE_S = 0.4  # from the first that is overdue to the verdict: it may be one that waits for the one that hangs
+OTHER_NODES_S = 0.4  # on top of that, where all here may wait for the one that hangs on another node, which is told first then
 
 
 class HangLimits(Value):
@@ -118,6 +121,25 @@ def blame(silent: Iterable[Suspect]) -> tuple[Suspect, ...]:
     if loner in behind:
         behind = [loner]
     return tuple(behind[:1])
+
+
+def verdict_time(before: float | None, overdue: int, now: float) -> float | None:
+    """When it is to be said who hangs: a little after the first was overdue, for those who wait for the one that hangs may have
+    been silent before it. None as long as nobody is; `before` is what it was at the last look.
+    """
+    if not overdue:
+        return None
+    return now + SETTLE_S if before is None else before
+
+
+def is_verdict_due(verdict_at: float | None, overdue: int, workers: int, now: float) -> bool:
+    """Where all of them are overdue, there is nobody left to wait for."""
+    return verdict_at is not None and (now >= verdict_at or overdue == workers)
+
+
+def may_be_elsewhere(suspects: Sequence[Suspect], workers: int, has_other_nodes: bool) -> bool:
+    """Whether all workers here may only wait for one of another node: then that one is to be told first."""
+    return has_other_nodes and len(suspects) == workers and not is_clear(suspects)
 
 
 def is_clear(silent: Iterable[Suspect]) -> bool:

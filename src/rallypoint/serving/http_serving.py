@@ -16,6 +16,8 @@ from rallypoint.store.bell import Bell
 
 __all__ = ["HttpServer"]
 
+STOPPING_S = 5.0  # an answer is a matter of milliseconds
+
 
 class HttpServer:
     """Serves on sockets that listen already, which it owns from now on, until it is stopped.
@@ -42,15 +44,17 @@ class HttpServer:
     def start(self) -> None:
         self._thread.start()
 
-    def stop(self) -> None:
-        """End all connections, and listen no more; an answer that is being made is waited for. Twice is once."""
+    def stop(self, timeout_s: float = STOPPING_S) -> None:
+        """End all connections, and listen no more. An answer that is being made is waited for so long; after that the thread,
+        which keeps nobody from ending, does all this when the answer is made. Twice is once.
+        """
         with self._lock:
             self._is_ending = True
             self._bell.ring()
         if self._thread.ident is None:
             self._let_go()
         elif self._thread is not threading.current_thread():
-            self._thread.join()
+            self._thread.join(timeout_s)
 
     def _run(self) -> None:
         try:

@@ -58,7 +58,7 @@ def _listen(folder: str, name: str, purpose: str) -> socket.socket:
             os.fchmod(listener.fileno(), 0o600)
             listener.bind(f"/proc/self/fd/{folder_fd}/{scratch}")  # so that the longer name needs no longer path
             _move_when_listening(listener, scratch, name, folder_fd)
-        except BaseException:
+        except BaseException:  # raised again; the socket must not stay open
             listener.close()
             raise
         return listener
@@ -68,7 +68,7 @@ def _move_when_listening(listener: socket.socket, scratch: str, name: str, folde
     try:
         listener.listen(BACKLOG)
         os.rename(scratch, name, src_dir_fd=folder_fd, dst_dir_fd=folder_fd)
-    except BaseException:
+    except BaseException:  # raised again; nothing may be left in the folder
         os.unlink(scratch, dir_fd=folder_fd)
         raise
 

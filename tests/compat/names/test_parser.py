@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 import pytest
+from tests.torchrun_defaults import TORCHRUN_DEFAULTS
 
 from rallypoint import torch_run
 from rallypoint.errors import UsageError
@@ -13,14 +14,8 @@ from rallypoint.options import BY_NAME
 from rallypoint.parser import TORCHRUN_FLAGS, get_args_parser
 from rallypoint.parser_actions import check_env, env
 
-DEFAULTS = {
-    "nnodes": "1:1", "nproc_per_node": "1", "rdzv_backend": "static", "rdzv_endpoint": "", "rdzv_id": "none", "rdzv_conf": "",
-    "standalone": False, "max_restarts": 0, "monitor_interval": 0.1, "start_method": "spawn", "event_log_handler": "null",
-    "role": "default", "module": False, "no_python": False, "run_path": False, "log_dir": None, "redirects": "0", "tee": "0",
-    "local_ranks_filter": "", "duplicate_stdout_filters": [], "duplicate_stderr_filters": [], "node_rank": 0,
-    "master_addr": "127.0.0.1", "master_port": None, "local_addr": None, "logs_specs": None, "numa_binding": None,
-    "signals_to_handle": "SIGTERM,SIGINT,SIGHUP,SIGQUIT", "shutdown_timeout": None, "virtual_local_rank": False,
-}  # fmt: skip
+NOT_AN_ARGUMENT = ("log_line_prefix_template", "print_completion")  # of later versions of torchrun
+DEFAULTS = {key: value for key, value in TORCHRUN_DEFAULTS.items() if key not in NOT_AN_ARGUMENT}
 
 
 @pytest.fixture
