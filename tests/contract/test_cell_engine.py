@@ -31,7 +31,6 @@ def clients_of(backend: MemoryCell) -> Iterator[Callable[[], CellCoordination]]:
 
 class TestCellEngine(CoordinationContract):
     least_ttl_s = 0.5
-    tells_dropped = False
     can_compact = True
 
     @pytest.fixture

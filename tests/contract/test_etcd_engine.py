@@ -37,7 +37,6 @@ class TestEtcdEngine(CoordinationContract):
     """P32: etcd is spoken to through its v3 API."""
 
     least_ttl_s = 2.0  # one and a half times the time that its members take to elect a leader, rounded up
-    tells_dropped = False
     can_compact = True
 
     @pytest.fixture

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rallypoint.core.coordination import Compare, Delete, Event, Get, Item, Operation, Outcome, Put, Transaction
-from rallypoint.core.keyspace import DROP_GRACE_S, FIRST_REVISION, ITEM_OVERHEAD_BYTES, Compacted, Keyspace, UnknownLease
+from rallypoint.core.coordination import Compare, Delete, EndLease, Event, Get, Item, Operation, Outcome, Put, Transaction
+from rallypoint.core.keyspace import FIRST_REVISION, ITEM_OVERHEAD_BYTES, Compacted, Keyspace, UnknownLease
 
 ABSENT = 0
 
@@ -180,7 +180,7 @@ def test_items_end_with_their_lease_as_one_change() -> None:
     space.check()
 
 
-@pytest.mark.parametrize("cause", ["deleted", "dropped"])
+@pytest.mark.parametrize("cause", ["deleted", "vouched"])
 def test_items_say_why_they_went(cause: str) -> None:
     space = Keyspace()
     lease = space.grant(3.0, 0.0)
@@ -189,8 +189,7 @@ def test_items_say_why_they_went(cause: str) -> None:
     if cause == "deleted":
         space.revoke(lease)
     else:
-        space.drop(lease, 0.1)
-        space.tick(0.1 + DROP_GRACE_S)
+        space.vouch(lease)
     assert told(space) == [(3, "a", cause)]
     assert not space.keep_alive(lease, 0.4)
     assert not space.resume(lease, 0.4)
@@ -198,27 +197,16 @@ def test_items_say_why_they_went(cause: str) -> None:
     assert (space.revision, space.lease_count) == (3, 0)
 
 
-def test_who_resumes_within_the_grace_keeps_everything() -> None:
-    space = Keyspace()
-    lease = space.grant(3.0, 0.0)
-    do(space, Put("a", b"", lease))
-    space.drop(lease, 0.1)
-    assert space.resume(lease, 0.35)
-    space.tick(0.5)
-    assert keys(space) == ["a"]
-
-
 def test_a_store_that_was_away_takes_nobody_for_dead() -> None:
     """Whether what was sent meanwhile is read before or after the clock is looked at."""
     space = Keyspace()
-    lease, dropped = space.grant(3.0, 0.0), space.grant(3.0, 0.0)
-    do(space, Put("a", b"", lease), Put("b", b"", dropped))
+    lease, other = space.grant(3.0, 0.0), space.grant(3.0, 0.0)
+    do(space, Put("a", b"", lease), Put("b", b"", other))
     space.tick(0.2)
-    space.drop(dropped, 0.2)
     space.tick(60.0)
     assert keys(space) == ["a", "b"]
     assert space.keep_alive(lease, 60.1)
-    assert space.resume(dropped, 60.1)
+    assert space.resume(other, 60.1)
 
 
 def test_a_lease_without_items_ends_without_a_change() -> None:
@@ -280,6 +268,9 @@ class Model:
                         self._add(one, None, "deleted")
                 case Get(key):
                     gets.append(self.items().get(key))
+                case EndLease(lease):
+                    for one in [key for key, item in self.items().items() if lease and item.lease == lease]:
+                        self._add(one, None, "expired")
         self.revision += len(self.events) > before
         return Outcome(all(held), self.revision, tuple(gets))
 
@@ -296,12 +287,13 @@ class Model:
 names = st.sampled_from(["", "a", "a/", "a/a", "a/b", "a0", "b", "b/\U0010ffff", "é"])
 lease_numbers = st.integers(0, 3)
 operations = st.lists(
-    st.builds(Put, names, st.binary(max_size=2), lease_numbers) | st.builds(Delete, names, st.booleans()) | st.builds(Get, names),
+    st.builds(Put, names, st.binary(max_size=2), lease_numbers) | st.builds(Delete, names, st.booleans()) | st.builds(Get, names)
+    | st.builds(EndLease, lease_numbers),
     max_size=4,
 ).map(tuple)
 compares = st.lists(st.builds(Compare, names, st.sampled_from(["create", "mod"]), st.integers(0, 8)), max_size=2).map(tuple)
 transactions = st.builds(Transaction, compares, operations, operations)
-story_steps = transactions | st.tuples(st.sampled_from(["grant", "revoke", "drop", "keep_alive", "tick"]), lease_numbers)
+story_steps = transactions | st.tuples(st.sampled_from(["grant", "revoke", "vouch", "keep_alive", "tick"]), lease_numbers)
 
 
 def refused(space: Keyspace, transaction: Transaction) -> bool:
@@ -331,12 +323,16 @@ def test_it_does_what_the_list_of_events_says(story: list[object], from_revision
                 space.revoke(lease)
                 twin.revoke(lease)
                 model.end(lease, "deleted")
-            case (("drop" | "keep_alive") as what, lease):
-                assert getattr(space, what)(lease, now) == getattr(twin, what)(lease, now)
+            case ("vouch", lease):
+                space.vouch(lease)
+                twin.vouch(lease)
+                model.end(lease, "vouched")
+            case ("keep_alive", lease):
+                assert space.keep_alive(lease, now) == twin.keep_alive(lease, now)
         space.tick(now)
         twin.tick(now)
         for event in (news := space.take_changes()):
-            if event.cause in {"expired", "dropped"} and event not in model.events:
+            if event.cause == "expired" and event not in model.events:
                 model.end(model.items()[event.key].lease, event.cause)
         taken += news
         space.check()

@@ -1,4 +1,4 @@
-"""Leases: when they end and why, absences of whoever looks at them, closed connections, and long random histories."""
+"""Leases: when they end, absences of whoever looks at them, and long random histories."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rallypoint.core.leases import AWAY_S, DROP_GRACE_S, LOOK_EVERY_S, Leases
+from rallypoint.core.leases import AWAY_S, LOOK_EVERY_S, Leases
 
 TTL_S = 3.0
 
 
-def ended(leases: Leases, until: float) -> list[tuple[float, int, str]]:
+def ended(leases: Leases, until: float) -> list[tuple[float, int]]:
     """Everything that ends until then, with a loop that looks when it is told to."""
     found = []
     while (now := leases.look_at()) is not None and now <= until:
-        for number, cause in leases.due(now):
-            found.append((round(now, 6), number, cause))
+        for number in leases.due(now):
+            found.append((round(now, 6), number))
             leases.end(number)
         leases.check()
     return found
@@ -42,7 +42,7 @@ def test_a_lease_must_live_for_a_time(ttl_s: float) -> None:
 def test_a_lease_ends_when_its_time_is_over_and_its_number_is_not_used_again() -> None:
     leases = granted()
     assert ended(leases, 102.9) == []
-    assert ended(leases, 200.0) == [(103.0, 1, "expired")]
+    assert ended(leases, 200.0) == [(103.0, 1)]
     assert (leases.renew(1, 103.0), leases.look_at(), leases.grant(TTL_S, 103.0)) == (False, None, 2)
 
 
@@ -50,14 +50,14 @@ def test_a_renewed_lease_runs_from_then_on() -> None:
     leases = granted(2)
     ended(leases, 102.0)
     assert leases.renew(1, 102.0)
-    assert ended(leases, 200.0) == [(103.0, 2, "expired"), (105.0, 1, "expired")]
+    assert ended(leases, 200.0) == [(103.0, 2), (105.0, 1)]
 
 
 def test_a_renewal_that_was_there_before_anybody_looked_counts() -> None:
     leases = granted()
     ended(leases, 102.8)
     assert leases.renew(1, 103.2), "over since 103, but nobody has ended it"
-    assert ended(leases, 200.0) == [(106.2, 1, "expired")]
+    assert ended(leases, 200.0) == [(106.2, 1)]
 
 
 # --- absences --------------------------------------------------------------------------------------------------------------
@@ -69,13 +69,13 @@ def test_an_absence_extends_all_leases_by_its_length(away_s: float) -> None:
     leases = granted()
     ended(leases, 101.0)
     assert leases.due(101.0 + away_s) == []
-    assert ended(leases, 9999.0) == [(103.0 + away_s, 1, "expired")]
+    assert ended(leases, 9999.0) == [(103.0 + away_s, 1)]
 
 
 def test_a_loop_that_is_a_little_late_was_not_away() -> None:
     leases = granted()
     ended(leases, 102.8)
-    assert leases.due(102.75 + AWAY_S) == [(1, "expired")]
+    assert leases.due(102.75 + AWAY_S) == [1]
 
 
 def test_an_absence_is_not_given_to_those_who_were_renewed_after_it() -> None:
@@ -84,79 +84,20 @@ def test_an_absence_is_not_given_to_those_who_were_renewed_after_it() -> None:
     ended(leases, 101.0)
     leases.renew(1, 3600.0)
     assert leases.due(3600.1) == []
-    assert ended(leases, 9999.0) == [(3602.0, 2, "expired"), (3603.0, 1, "expired")]
-
-
-def test_an_absence_extends_a_grace_too() -> None:
-    leases = granted()
-    leases.drop(1, 100.0)
-    assert leases.due(110.0) == []
-    assert ended(leases, 999.0) == [(110.3, 1, "dropped")]
+    assert ended(leases, 9999.0) == [(3602.0, 2), (3603.0, 1)]
 
 
 def test_time_without_leases_is_no_absence_of_anybody() -> None:
     leases = granted()
     ended(leases, 200.0)
     leases.grant(TTL_S, 1000.0)
-    assert ended(leases, 9999.0) == [(1003.0, 2, "expired")]
-
-
-# --- closed connections ----------------------------------------------------------------------------------------------------
-
-
-def test_a_closed_connection_ends_the_lease_after_a_short_grace() -> None:
-    """P02: the loss of a connection is known within a second, that of a silent machine within its lease."""
-    leases = granted(2)
-    leases.drop(1, 100.1)
-    assert ended(leases, 200.0) == [(round(100.1 + DROP_GRACE_S, 6), 1, "dropped"), (103.0, 2, "expired")]
-
-
-def test_a_grace_is_never_longer_than_the_lease_and_does_not_begin_twice() -> None:
-    leases = granted()
-    ended(leases, 102.75)
-    leases.drop(1, 102.8)
-    leases.drop(1, 102.95)
-    assert ended(leases, 200.0) == [(103.0, 1, "dropped")]
-
-
-def test_who_is_back_in_time_has_its_whole_lease_again() -> None:
-    leases = granted()
-    leases.drop(1, 100.0)
-    assert leases.renew(1, 100.2)
-    assert ended(leases, 200.0) == [(103.2, 1, "expired")]
-
-
-def test_who_is_back_too_late_is_told() -> None:
-    leases = granted()
-    leases.drop(1, 100.0)
-    ended(leases, 101.0)
-    assert not leases.renew(1, 101.0)
-    leases.drop(1, 101.0)
-    assert leases.end(1) == []
-
-
-def test_a_lease_that_gets_an_old_place_again_ends_once() -> None:
-    leases = granted()
-    leases.drop(1, 100.0)
-    leases.renew(1, 100.0)
-    assert ended(leases, 200.0) == [(103.0, 1, "expired")]
-
-
-def test_a_connection_that_flaps_leaves_nothing_behind() -> None:
-    leases = granted()
-    for step in range(500):
-        now = 100.0 + step / 10
-        leases.due(now)
-        leases.drop(1, now)
-        assert leases.renew(1, now + 0.05)
-    leases.check()
-    assert ended(leases, 999.0) == [(152.95, 1, "expired")]
+    assert ended(leases, 9999.0) == [(1003.0, 2)]
 
 
 # --- histories -------------------------------------------------------------------------------------------------------------
 
 steps = st.lists(
-    st.tuples(st.sampled_from(["grant", "renew", "drop", "end", "look"]), st.integers(1, 6), st.integers(0, 9)), max_size=80
+    st.tuples(st.sampled_from(["grant", "renew", "end", "look"]), st.integers(1, 6), st.integers(0, 9)), max_size=80
 )
 
 
@@ -165,26 +106,22 @@ steps = st.lists(
 def test_a_loop_that_looks_in_time_ends_each_lease_at_its_end(story: list[tuple[str, int, int]]) -> None:
     """Against a dictionary of ends, for a loop that is never away: it looks every 0.1 s, or more often."""
     leases, now = Leases(), 0.0
-    model: dict[int, tuple[float, str]] = {}
+    model: dict[int, float] = {}
     ttls: dict[int, float] = {}
     for what, number, pause in story:
         for _ in range(pause):
             now += 0.1
-            over = sorted((end, one, cause) for one, (end, cause) in model.items() if end <= now)
-            assert leases.due(now) == [(one, cause) for _, one, cause in over]
-            for _, one, _ in over:
+            over = sorted((end, one) for one, end in model.items() if end <= now)
+            assert leases.due(now) == [one for _, one in over]
+            for _, one in over:
                 leases.end(one)
                 del model[one]
         match what:
             case "grant":
-                model[leases.grant(0.2 * number, now)] = (now + 0.2 * number, "expired")
+                model[leases.grant(0.2 * number, now)] = now + 0.2 * number
                 ttls[len(ttls) + 1] = 0.2 * number
             case "renew" if leases.renew(number, now) or number in model:
-                model[number] = (now + ttls[number], "expired")
-            case "drop":
-                leases.drop(number, now)
-                if number in model and model[number][1] == "expired":
-                    model[number] = (min(model[number][0], now + DROP_GRACE_S), "dropped")
+                model[number] = now + ttls[number]
             case "end":
                 leases.end(number)
                 model.pop(number, None)
@@ -192,7 +129,7 @@ def test_a_loop_that_looks_in_time_ends_each_lease_at_its_end(story: list[tuple[
         assert len(leases) == len(model)
         look_at = leases.look_at()
         assert (look_at is None) == (not model)
-        assert look_at is None or look_at <= min(end for end, _ in model.values()) + 1e-9
+        assert look_at is None or look_at <= min(model.values()) + 1e-9
         assert look_at is None or look_at <= now + LOOK_EVERY_S
 
 
@@ -205,7 +142,7 @@ def test_nobody_ends_within_its_time_of_being_heard_whatever_the_loop_does(story
         now += pause_s
         if renews and leases.renew(1, now):
             heard_at = now
-        for number, _ in leases.due(now):
+        for number in leases.due(now):
             leases.end(number)
             assert now >= heard_at + TTL_S - 1e-9
         leases.check()

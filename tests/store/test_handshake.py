@@ -74,10 +74,10 @@ def test_p13_those_who_do_not_are_told_why(client: ClientHandshake, store: Serve
 
 def test_other_versions_are_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     hello = json.loads(ClientHandshake("job", None).hello())
-    with pytest.raises(HandshakeRefused, match="the store speaks version 1 of the protocol and the node version 7"):
+    with pytest.raises(HandshakeRefused, match="the store speaks version 2 of the protocol and the node version 7"):
         server().answer(json.dumps({**hello, "version": 7}).encode())
     challenge = json.dumps({"version": 7, "nonce": "00" * 16}).encode()
-    with pytest.raises(HandshakeRefused, match="this node speaks version 1 of the protocol and the store version 7"):
+    with pytest.raises(HandshakeRefused, match="this node speaks version 2 of the protocol and the store version 7"):
         ClientHandshake("job", b"s").answer(challenge)
 
 
@@ -85,7 +85,7 @@ def test_p36_a_store_that_does_not_know_the_secret_is_refused() -> None:
     """P36: it has got one proof over nonces of ours, and its welcome counts for nothing, sealed or not."""
     for welcome in (json.dumps({"incarnation": "x", "session": "y"}).encode(), b"\0" * 80):
         client = ClientHandshake("job", b"secret")
-        client.answer(json.dumps({"version": 1, "nonce": "00" * 16}).encode())
+        client.answer(json.dumps({"version": handshake.PROTOCOL_VERSION, "nonce": "00" * 16}).encode())
         with pytest.raises((HandshakeRefused, FrameError)):
             client.answer(welcome)
         assert client.welcome is None

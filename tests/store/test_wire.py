@@ -24,7 +24,7 @@ COMPARES = st.lists(st.builds(Compare, KEYS, st.sampled_from(["create", "mod"]),
 TRANSACTIONS = st.builds(Transaction, COMPARES, LISTS, LISTS)
 EVENTS = st.one_of(
     st.builds(Event, NUMBERS, KEYS, ITEMS, st.just("put")),
-    st.builds(Event, NUMBERS, KEYS, st.none(), st.sampled_from(["deleted", "expired", "dropped"])),
+    st.builds(Event, NUMBERS, KEYS, st.none(), st.sampled_from(["deleted", "expired", "vouched"])),
 )
 ANYTHING = st.recursive(
     st.none()

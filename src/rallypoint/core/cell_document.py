@@ -33,7 +33,7 @@ FORMAT = "rallypoint-cell-1"
 DOCUMENT_BYTES = 4 << 20
 HISTORY_EVENTS = 400
 HISTORY_BYTES = 1 << 20
-CAUSES = ("put", "deleted", "expired", "dropped")
+CAUSES = ("put", "deleted", "expired", "vouched")
 BYTES_AS_TEXT = "latin-1"  # one character for each byte
 
 
@@ -89,9 +89,9 @@ class CellDocument(Keyspace):
         """The first revision whose changes are all remembered."""
         return self._history.oldest
 
-    def _end(self, lease: int, cause: Cause) -> None:
+    def _delete_bound(self, lease: int, cause: Cause) -> None:
         self.pulses.pop(lease, None)
-        super()._end(lease, cause)
+        super()._delete_bound(lease, cause)
 
     def _take_up(self, lease: int, pulse: Pulse) -> None:
         self.pulses[lease] = pulse

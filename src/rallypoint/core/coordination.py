@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from typing import Literal
 
     Target = Literal["create", "mod"]
-    Cause = Literal["put", "deleted", "expired", "dropped"]
+    Cause = Literal["put", "deleted", "expired", "vouched"]
 
 __all__ = [
-    "Compare", "Delete", "Event", "Get", "Item", "Operation", "Outcome", "Put", "Read", "Request", "Snapshot", "Transaction",
+    "Compare", "Delete", "EndLease", "Event", "Get", "Item", "Operation", "Outcome", "Put", "Read", "Request", "Snapshot", "Transaction",
     "Watch",
 ]  # fmt: skip
 
@@ -62,7 +62,13 @@ class Get(Value):
     key: str
 
 
-Operation = Put | Delete | Get
+class EndLease(Value):
+    """Ends somebody's lease, and with it all that is bound to it: its owner's keepalives are not taken any more."""
+
+    lease: int
+
+
+Operation = Put | Delete | Get | EndLease
 
 
 class Transaction(Value):
@@ -93,9 +99,8 @@ class Snapshot(Value):
 
 class Event(Value):
     """One change. `item` is None when the key was deleted; `cause` says how: by a transaction ("deleted"), because its lease
-    ran out in silence ("expired"), or because its owner's connection was closed and did not come back ("dropped").
-
-    An engine that cannot tell a dropped connection says "expired".
+    ran out in silence or was ended by another ("expired"), or because somebody who must know has testified that all processes of
+    its owner are gone ("vouched"). A closed connection is silence: a reset may be seen by one side only.
     """
 
     revision: int

@@ -20,14 +20,14 @@ from bisect import bisect_left, insort
 from itertools import pairwise
 from operator import attrgetter
 
-from rallypoint.core.coordination import Compare, Delete, Event, Get, Item, Operation, Outcome, Put, Snapshot, Transaction
-from rallypoint.core.leases import DROP_GRACE_S, Leases
+from rallypoint.core.coordination import Compare, Delete, EndLease, Event, Get, Item, Operation, Outcome, Put, Snapshot, Transaction
+from rallypoint.core.leases import Leases
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from rallypoint.core.coordination import Cause
 
-__all__ = ["DROP_GRACE_S", "FIRST_REVISION", "ITEM_OVERHEAD_BYTES", "Compacted", "Keyspace", "UnknownLease"]
+__all__ = ["FIRST_REVISION", "ITEM_OVERHEAD_BYTES", "Compacted", "Keyspace", "UnknownLease"]
 
 FIRST_REVISION = 1
 HISTORY_EVENTS = 20_000
@@ -118,8 +118,9 @@ class Keyspace:
         _refuse_repeated_keys(transaction.otherwise)
         succeeded = all(map(self._holds, transaction.compares))
         operations = transaction.then if succeeded else transaction.otherwise
+        ended = {operation.lease for operation in operations if isinstance(operation, EndLease)}
         for operation in operations:
-            if isinstance(operation, Put) and operation.lease and operation.lease not in self._leases:
+            if isinstance(operation, Put) and operation.lease and (operation.lease in ended or operation.lease not in self._leases):
                 raise UnknownLease(operation.lease)
         found = [self._do(operation) for operation in operations]
         self._commit()
@@ -154,9 +155,9 @@ class Keyspace:
         """The owner of a closed connection is back. It is a keepalive like any other: whoever sends one lives."""
         return self._leases.renew(lease, now)
 
-    def drop(self, lease: int, now: float) -> None:
-        """The connection of its owner was closed: after a grace of `DROP_GRACE_S` it ends, as "dropped", unless kept alive."""
-        self._leases.drop(lease, now)
+    def vouch(self, lease: int) -> None:
+        """Somebody who must know has testified that all processes of its owner are gone."""
+        self._end(lease, "vouched")
 
     def revoke(self, lease: int) -> None:
         """End the lease at the wish of its owner."""
@@ -164,8 +165,8 @@ class Keyspace:
 
     def tick(self, now: float) -> None:
         """End the leases that are over; if nobody ticked for `AWAY_S`, all are extended by that time first."""
-        for lease, cause in self._leases.due(now):
-            self._end(lease, cause)
+        for lease in self._leases.due(now):
+            self._end(lease, "expired")
 
     def next_expiry(self) -> float | None:
         """When to `tick` at the latest; None while there are no leases.
@@ -216,6 +217,8 @@ class Keyspace:
                 self._delete(self._keys_under(key) if is_prefix else [key], "deleted")
             case Get(key):
                 return self._items.get(key)
+            case EndLease(lease):
+                self._delete_bound(lease, "expired")
         return None
 
     def _put(self, put: Put) -> None:
@@ -244,9 +247,12 @@ class Keyspace:
             del self._keys[first : first + len(gone)]
 
     def _end(self, lease: int, cause: Cause) -> None:
+        self._delete_bound(lease, cause)
+        self._commit()
+
+    def _delete_bound(self, lease: int, cause: Cause) -> None:
         for key in self._leases.end(lease):
             self._delete([key], cause)
-        self._commit()
 
     def _commit(self) -> None:
         """What was done becomes the next revision, if it was anything."""

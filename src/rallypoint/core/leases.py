@@ -8,8 +8,6 @@ are then extended by as long as that was, before any becomes due. That is why th
 ``now`` less all such absences: to extend ten thousand leases is one addition. `look_at` lets only half of `AWAY_S` pass, so
 that whoever sleeps until then is not taken for absent.
 
-An owner whose connection was closed has a short grace to come back in; renewing its lease is how it does.
-
 The schedule is a sorted list in which a renewed lease keeps its old place until that has come. So a renewal is free, and a
 lease is moved once in its time to live.
 """
@@ -18,15 +16,8 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Literal
+__all__ = ["AWAY_S", "LOOK_EVERY_S", "Leases"]
 
-    EndCause = Literal["expired", "dropped"]
-
-__all__ = ["AWAY_S", "DROP_GRACE_S", "LOOK_EVERY_S", "Leases"]
-
-DROP_GRACE_S = 0.3  # how long the owner of a closed connection has to open another
 AWAY_S = 0.5  # who does not look for longer than that was away
 LOOK_EVERY_S = AWAY_S / 2  # often enough that a loop which is a little late was not away
 
@@ -34,12 +25,11 @@ LOOK_EVERY_S = AWAY_S / 2  # often enough that a loop which is a little late was
 class _Lease:
     """`ends_at` and `scheduled_at` are in lease time; the place in the schedule is never later than the end."""
 
-    __slots__ = ("dropped", "ends_at", "keys", "scheduled_at", "ttl_s")
+    __slots__ = ("ends_at", "keys", "scheduled_at", "ttl_s")
 
     def __init__(self, ttl_s: float, ends_at: float) -> None:
         self.ttl_s = ttl_s
         self.ends_at = self.scheduled_at = ends_at
-        self.dropped = False
         self.keys: set[str] = set()
 
 
@@ -75,35 +65,25 @@ class Leases:
         insort(self._schedule, (lease.scheduled_at, number))
 
     def renew(self, number: int, now: float) -> bool:
-        """The owner was heard of: its lease runs from now on, and a grace is over. False if the lease has ended."""
+        """The owner was heard of: its lease runs from now on. False if the lease has ended."""
         time = self._lease_time(now)
         if (lease := self._leases.get(number)) is None:
             return False
-        lease.dropped = False
         lease.ends_at = time + lease.ttl_s
         if lease.ends_at < lease.scheduled_at:  # an absence that is noticed sets lease time back a little
             self._schedule_at(number, lease)
         return True
-
-    def drop(self, number: int, now: float) -> None:
-        """The owner's connection was closed: it has `DROP_GRACE_S` to come back, if its lease has as long to run."""
-        time = self._lease_time(now)
-        lease = self._leases.get(number)
-        if lease is not None and not lease.dropped:
-            lease.dropped = True
-            lease.ends_at = min(lease.ends_at, time + DROP_GRACE_S)
-            self._schedule_at(number, lease)
 
     def end(self, number: int) -> list[str]:
         """Forget the lease; the keys that were bound to it, sorted."""
         lease = self._leases.pop(number, None)
         return sorted(lease.keys) if lease is not None else []
 
-    def due(self, now: float) -> list[tuple[int, EndCause]]:
-        """The leases that are over, in the order in which they ran out, and why; they are to be ended now."""
+    def due(self, now: float) -> list[int]:
+        """The leases that are over, in the order in which they ran out; they are to be ended now."""
         self._lease_time(now)
         self._looked_at = now
-        found: list[tuple[int, EndCause]] = []
+        found: list[int] = []
         while self._schedule and self._schedule[0][0] + self._away_s <= now:
             at, number = self._schedule.pop(0)
             lease = self._leases.get(number)
@@ -112,7 +92,7 @@ class Leases:
             if lease.ends_at > at:
                 self._schedule_at(number, lease)
             else:
-                found.append((number, "dropped" if lease.dropped else "expired"))
+                found.append(number)
         return found
 
     def look_at(self) -> float | None:

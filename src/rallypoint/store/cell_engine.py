@@ -67,9 +67,9 @@ class CellCoordination(Coordination):
         outcomes: list[Outcome] = []
 
         def alter(document: CellDocument) -> bool:
-            before = document.revision
+            before = document.revision, len(document.pulses)
             outcomes.append(document.transact(transaction))
-            return document.revision != before
+            return (document.revision, len(document.pulses)) != before
 
         try:
             self._do(alter, deadline)

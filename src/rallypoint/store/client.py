@@ -218,7 +218,7 @@ class EmbeddedCoordination(Coordination):
 
     def on_break(self, since: float) -> None:
         if self._lease is not None:
-            self._lease.note_break(since)
+            self._lease.note_break()
 
     def on_open(self, now: float) -> None:
         """Take up the session, if there is a lease to be saved, and the watches."""

@@ -12,7 +12,7 @@ import time
 from contextlib import contextmanager
 from zlib import crc32
 
-from rallypoint.core.coordination import Delete, Event, Outcome, Put, Snapshot, Transaction
+from rallypoint.core.coordination import Delete, EndLease, Event, Outcome, Put, Snapshot, Transaction
 from rallypoint.core.fence import Connection
 from rallypoint.store.coordination import Coordination, LeaseLostError, RefusedError, StoreGoneError, UnreachableError
 from rallypoint.store.etcd_access import EtcdAccess
@@ -88,7 +88,11 @@ class EtcdCoordination(Coordination):
         changes_nothing = not any(isinstance(operation, Put | Delete) for operation in operations)
         question = self._words.transaction(transaction)
         with self._serving():
-            return self._words.outcome(self._ask(TXN, question, deadline, is_repeatable=changes_nothing))
+            outcome = self._words.outcome(self._ask(TXN, question, deadline, is_repeatable=changes_nothing))
+            for operation in transaction.then if outcome.succeeded else transaction.otherwise:
+                if isinstance(operation, EndLease):  # whoever finds a lease that should have ended, ends it again
+                    self._end_lease(operation.lease, deadline)
+        return outcome
 
     def read(self, prefix: str, deadline: float) -> Snapshot:
         with self._serving():

@@ -12,7 +12,7 @@ import json
 from binascii import Error as Base64Error
 from binascii import a2b_base64, b2a_base64
 
-from rallypoint.core.coordination import Compare, Delete, Get, Item, Operation, Outcome, Put, Snapshot, Transaction
+from rallypoint.core.coordination import Compare, Delete, EndLease, Get, Item, Operation, Outcome, Put, Snapshot, Transaction
 from rallypoint.records import Value
 
 TYPE_CHECKING = False
@@ -134,7 +134,7 @@ class Words:
     # --- questions ---------------------------------------------------------------------------------------------------------
 
     def transaction(self, transaction: Transaction) -> Fields:
-        """ValueError if it is larger than etcd takes."""
+        """ValueError if it is larger than etcd takes. Leases cannot be ended in a transaction of etcd: that comes after it."""
         lists = (transaction.compares, transaction.then, transaction.otherwise)
         if max(map(len, lists)) > OPERATIONS:
             raise ValueError(f"a transaction of more than {OPERATIONS} comparisons or operations, which is as many as etcd takes")
@@ -143,8 +143,8 @@ class Words:
             raise ValueError(f"a transaction of {size} bytes; etcd takes {REQUEST_BYTES}")
         return {
             "compare": [self._compare(compare) for compare in transaction.compares],
-            "success": [self._operation(operation) for operation in transaction.then],
-            "failure": [self._operation(operation) for operation in transaction.otherwise],
+            "success": [self._operation(operation) for operation in transaction.then if not isinstance(operation, EndLease)],
+            "failure": [self._operation(operation) for operation in transaction.otherwise if not isinstance(operation, EndLease)],
         }
 
     def reading(self, prefix: str) -> Fields:
@@ -180,6 +180,8 @@ class Words:
         return _base64(self._root + key.encode())
 
     def _size(self, one: Compare | Operation) -> int:
+        if isinstance(one, EndLease):
+            return 0
         value_bytes = len(one.value) if isinstance(one, Put) else 0
         return OPERATION_BYTES + len(self._root) + len(one.key.encode()) + value_bytes
 
@@ -187,7 +189,7 @@ class Words:
         target = f"{compare.target}_revision"
         return {"key": self._key(compare.key), "target": compare.target.upper(), "result": "EQUAL", target: str(compare.revision)}
 
-    def _operation(self, operation: Operation) -> Fields:
+    def _operation(self, operation: Put | Delete | Get) -> Fields:
         match operation:
             case Put(key, value, lease):
                 return {"request_put": {"key": self._key(key), "value": _base64(value), "lease": str(lease)}}

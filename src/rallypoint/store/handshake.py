@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["PROTOCOL_VERSION", "ClientHandshake", "HandshakeRefused", "Keys", "ServerHandshake", "Welcome"]
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 MAGIC = "rallypoint store"
 NONCE_BYTES = 16
 LONGEST_NAME = 500  # of the job's name, as JSON: the greeting has to fit into a small frame

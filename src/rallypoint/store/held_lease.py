@@ -1,8 +1,7 @@
 """A node's own lease, as the node sees it: when to say that it lives, and until when the others must believe it.
 
 What counts is when the last keepalive that was answered was *sent*, on this node's clock: the store cannot have heard of it
-earlier. Once the connection is seen to be broken the store may have seen it too, and ends the lease after a short grace; so it
-is good for less than that grace, unless it is taken up again.
+earlier. A broken connection changes nothing: it is dialled again, and the lease taken up, for as long as it runs.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ import math
 __all__ = ["HeldLease"]
 
 KEEPALIVES_PER_TTL = 3
-BROKEN_GRACE_S = 0.25  # less than the store's own
 
 
 class HeldLease:
@@ -24,14 +22,12 @@ class HeldLease:
         self.is_lost = False
         self.keep_at = asked_at + ttl_s / KEEPALIVES_PER_TTL
         self._renewed_at = asked_at
-        self._broken_at: float | None = None
         self._oldest_unanswered = math.inf
 
     def valid_until(self) -> float:
         if self.is_lost:
             return -math.inf
-        own_end = self._renewed_at + self.ttl_s
-        return own_end if self._broken_at is None else min(own_end, self._broken_at + BROKEN_GRACE_S)
+        return self._renewed_at + self.ttl_s
 
     def note_sent(self, now: float) -> None:
         self.keep_at = now + self.ttl_s / KEEPALIVES_PER_TTL
@@ -41,13 +37,11 @@ class HeldLease:
         """The keepalive, or the taking up, that was sent then was answered."""
         self.is_lost = self.is_lost or not is_kept
         self._renewed_at = max(self._renewed_at, sent_at)
-        self._broken_at = None
         self._oldest_unanswered = math.inf
 
-    def note_break(self, now: float) -> None:
+    def note_break(self) -> None:
+        """What was asked over the connection that broke will not be answered."""
         self._oldest_unanswered = math.inf
-        if self._broken_at is None:
-            self._broken_at = now
 
     def silent_since(self) -> float:
         """When the oldest keepalive was sent that has no answer yet; infinite where there is none."""

@@ -63,10 +63,9 @@ class Sessions:
         return bool(session.lease) and self._keyspace.keep_alive(session.lease, now)
 
     def leave(self, session: Session, now: float) -> None:
-        """Its connection has ended; with a lease it may come back soon."""
+        """Its connection has ended, which says nothing about its owner; with a lease it may come back."""
         session.connection = None
         if session.lease:
-            self._keyspace.drop(session.lease, now)
             session.left_at = now
             self._away[session.token] = session
         self._forget_those_away(now)

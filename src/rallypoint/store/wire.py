@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Sequence
 
-from rallypoint.core.coordination import Compare, Delete, Event, Get, Item, Operation, Put, Transaction
+from rallypoint.core.coordination import Compare, Delete, EndLease, Event, Get, Item, Operation, Put, Transaction
 from rallypoint.store.frames import FrameError
 
 TYPE_CHECKING = False
@@ -137,6 +137,8 @@ def _encode_operation(operation: Operation) -> list[object]:
             return ["delete", key, is_prefix]
         case Get(key):
             return ["get", key]
+        case EndLease(lease):
+            return ["end", lease]
 
 
 def decode_transaction(compares: object, then: object, otherwise: object) -> Transaction:
@@ -162,6 +164,8 @@ def _decode_operation(raw: object) -> Operation:
             return Get(text(key))
         case ["delete", key, is_prefix]:
             return Delete(text(key), flag(is_prefix))
+        case ["end", lease]:
+            return EndLease(number(lease))
     raise RequestError("something else where an operation was due")
 
 
@@ -187,7 +191,7 @@ def encode_event(event: Event) -> list[object]:
 
 def decode_event(raw: object) -> Event:
     match raw:
-        case [revision, key, "put" | "deleted" | "expired" | "dropped" as cause, item]:
+        case [revision, key, "put" | "deleted" | "expired" | "vouched" as cause, item]:
             return Event(number(revision), text(key), None if item is None else decode_item(item), cause)
     raise RequestError("something else where a change was due")
 

@@ -31,7 +31,6 @@ class CoordinationContract(TransactionContract, WatchContract, LeaseContract):
     """All tests of an engine. Its attributes, with what they are unless an author sets them:
 
     - ``least_ttl_s = 1.0``: the shortest lease that the engine keeps to
-    - ``tells_dropped = True``: whether it knows a closed connection ("dropped") from silence ("expired")
     - ``can_compact = False``: whether the method `compact`, by default 30,000 changes, makes it forget its oldest ones
     """
 

@@ -5,8 +5,8 @@ at the moment at which a punctual server would have. A client can be cut off, so
 
     store = MemoryEngine()
     one, other = store.connect(), store.connect()
-    one.disconnect()           # its connection is closed: the others learn it 0.3 s later
-    one.disconnect(silently=True)   # its packets are lost: the others learn it when its lease has run out
+    one.disconnect()           # nothing of it arrives any more: the others learn it when its lease has run out
+    store.vouch(one)           # whoever must know says that it is gone: they learn it at once
     one.reconnect()            # in time, or it has lost its lease
     store.close()
 """
@@ -51,6 +51,11 @@ class MemoryEngine:
         with self._lock:
             self.clients.append(client)
         return client
+
+    def vouch(self, client: MemoryCoordination) -> None:
+        """Testify that all processes of this client are gone."""
+        with self.at_work():
+            self.keyspace.vouch(client.lease)
 
     def close(self) -> None:
         """Close all clients."""
@@ -135,6 +140,10 @@ class MemoryCoordination(Coordination):
 
     # --- the lease ---------------------------------------------------------------------------------------------------------
 
+    @property
+    def lease(self) -> int:
+        return self._lease
+
     def grant(self, ttl_s: float, deadline: float) -> int:
         with self._served() as now:
             self._lease = self._keyspace.grant(ttl_s, now)
@@ -180,12 +189,10 @@ class MemoryCoordination(Coordination):
                 self._is_closed = True
                 os.close(self._bell)
 
-    def disconnect(self, silently: bool = False) -> None:
-        """From now on every call raises UnreachableError; the store notices at once, or, `silently`, only that nothing comes."""
+    def disconnect(self) -> None:
+        """From now on every call raises UnreachableError; the store notices only that nothing comes."""
         with self._engine.at_work() as now:
             self._unreachable_since = now
-            if not silently:
-                self._keyspace.drop(self._lease, now)
 
     def reconnect(self) -> None:
         """Go on; what was missed of the watches comes with the next events."""
