@@ -28,6 +28,7 @@ class Board:
         self.signals: dict[int, job.Signal] = {}
         self.signal_at: dict[int, float] = {}
         self.refusals: dict[str, str] = {}
+        self.expelled: dict[str, str] = {}
 
     def load(self, snapshot: Snapshot, now: float) -> None:
         """Begin anew with what was read; what was known already keeps the time at which it was seen."""
@@ -70,6 +71,8 @@ class Board:
             self.signal_at.setdefault(number, now)
         elif head == "down/refused":
             self.refusals[tail] = item.value.decode(errors="replace")
+        elif head == "down/expelled":
+            self.expelled[tail] = item.value.decode(errors="replace")
 
     def _put_generation(self, item: Item, now: float) -> None:
         if item.mod_revision <= self.generation_revision:

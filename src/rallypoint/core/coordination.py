@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     Cause = Literal["put", "deleted", "expired", "vouched"]
 
 __all__ = [
-    "Compare", "Delete", "EndLease", "Event", "Get", "Item", "Operation", "Outcome", "Put", "Read", "Request", "Snapshot", "Transaction",
-    "Watch",
+    "Compare", "Delete", "EndLease", "Event", "Get", "Item", "Operation", "Outcome", "Put", "Read", "Request", "Snapshot",
+    "Transaction", "Watch",
 ]  # fmt: skip
 
 

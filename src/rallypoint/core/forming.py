@@ -16,20 +16,22 @@ from rallypoint.core.seating import seats
 __all__ = ["SEATS_PER_TRANSACTION", "Forming"]
 
 SEATS_PER_TRANSACTION = 100
-OLD = ("up/failures/", "up/done/", "up/left/", "down/signal/", job.DATA)
+OLD = ("up/failures/", "up/done/", "up/left/", "down/signal/", "down/expelled/", job.DATA)
 
 
 class Forming:
     """The steps of one attempt; `advance` after each that succeeded."""
 
-    def __init__(self, number: int, attempt: int, form: Form, purse: Purse, why: str) -> None:
+    def __init__(
+        self, number: int, attempt: int, form: Form, purse: Purse, why: str, strikes: tuple[str, ...] = ()
+    ) -> None:
         self.number = number
         self._seats = seats(number, attempt, form.order)
         self._step = 0
         first = form.order[0].record
         world_size = sum(one.record.workers for one in form.order)
         self._generation = job.Generation(
-            number, attempt, len(form.order), world_size, first.address, first.port, why, purse
+            number, attempt, len(form.order), world_size, first.address, first.port, why, purse, strikes
         )  # fmt: skip
 
     def operations(self) -> list[Operation]:

@@ -7,14 +7,18 @@ function of who is here, of what is known about the current generation, and of t
     none formed yet      Form once max nodes are here, or min nodes and the last call is over
     running              Interrupt for a node that is gone, or for joiners; Conclude when all are done
     signalled to stop    Wait until every live member is ready and every lost one has surely stopped; then Form
+                         Expel a live member that is not ready in time; GiveUp if a sick one has left too few
 
-A member whose lease ran out in silence may still run its workers until its own fence; so the leader waits for the rest of the
-fence and a margin. One whose connection was closed has been fenced by that, so only a small margin is left. One that left has
-no workers any more.
+A member is replaced only on proof that its workers are gone: it was ready, or left, or its warden has vouched for it, or it can
+have heard nothing of the store for as long as its fence, and a margin. Its lease runs out before its fence where that is longer;
+until shortly before its fence it may come back, and nothing is lost. One that is expelled gets no more keepalives answered, so
+its own fence ends its workers, whatever in it is stuck.
 
-Invariants: nothing is formed with fewer than min or more than max nodes, nor while a live member of the last generation is not
-ready within its time; the number of nodes is a multiple of node_unit; nobody joins once a member is done; a Wait that names
-no time ends by an event.
+A node whose workers fail again and again is *shunned*: the others go on without it for a while, as long as they are enough.
+
+Invariants: nothing is formed with fewer than min or more than max nodes, nor while a member of the last generation may run
+workers; the number of nodes is a multiple of node_unit; nobody joins once a member is done; a Wait that names no time ends by an
+event.
 """
 
 from __future__ import annotations
@@ -31,12 +35,16 @@ if TYPE_CHECKING:
 
     Interruption = Literal["loss", "departure", "join"]
 
-__all__ = ["Conclude", "Current", "Decision", "Form", "Gone", "Interrupt", "Node", "Policy", "Wait", "decide", "listed"]
+__all__ = [
+    "Conclude", "Current", "Decision", "Expel", "Form", "GiveUp", "Gone", "Interrupt", "Node", "Policy", "Wait", "decide",
+    "listed",
+]  # fmt: skip
 
 MAX_NAMED = 16
 MARGIN_S = 0.3  # what two clocks may differ by over one lease, and a kill may take
 DRIFT = 1.01  # no clock gains more than that on another; over a long fence that is more than the margin
-BREAK_MARGIN_S = 0.15  # a broken connection is not seen at the same moment by both ends, and a kill takes its time there too
+STOP_AHEAD_S = 2.0  # how long before its fence is over a silent node is given up, so that the others have stopped by then
+EXPELLED_AT_ONCE = 50  # two operations each, and a transaction has at most 128
 LONGEST_WINDOW = 10  # a stream of joiners cannot put off the larger world for more than so many windows
 
 
@@ -53,15 +61,25 @@ class Policy(Value):
     after_expiry_s: float = 0.0
     ready_timeout_s: float = 35.0
 
+    @property
+    def fence_s(self) -> float:
+        """For how long a node that hears nothing of the store may run its workers."""
+        return self.lease_s + self.after_expiry_s
+
 
 class Node(Value):
-    """A node that is here, since when by the leader's clock; `held_until` is set for one that has died too often of late."""
+    """A node that is here, since when by the leader's clock.
+
+    `held_until` is set for one that has died too often of late, `shunned_until` for one whose workers have failed too often.
+    """
 
     id: str
     record: NodeRecord
     arrival: int
     since: float
     held_until: float = 0.0
+    shunned_until: float = 0.0
+    lease: int = 0
 
     @property
     def is_ready(self) -> bool:
@@ -69,15 +87,25 @@ class Node(Value):
 
 
 class Gone(Value):
-    """A member that is no longer here: when the leader saw it, and whether it may still run workers."""
+    """A member that is no longer here: when the leader saw it, and why; the cause says whether it may still run workers."""
 
     name: str
     at: float
-    cause: str  # of core.coordination.Event
+    cause: str  # of core.coordination.Event, or "expelled"
 
     @property
     def is_departure(self) -> bool:
         return self.cause == "deleted"
+
+    def may_return_until(self, policy: Policy) -> float:
+        """A little before its own fence ends its workers; one that was expelled, or whose workers are gone, cannot return."""
+        can_return = self.cause == "expired"
+        return self.at + max(0.0, policy.after_expiry_s - STOP_AHEAD_S) if can_return else float("-inf")
+
+    def stopped_at(self, policy: Policy) -> float:
+        """From when on it has surely no worker any more."""
+        fence_left_s = {"expired": policy.after_expiry_s, "expelled": policy.fence_s}.get(self.cause)
+        return float("-inf") if fence_left_s is None else self.at + fence_left_s * DRIFT + MARGIN_S
 
 
 class Current(Value):
@@ -92,15 +120,27 @@ class Current(Value):
 
 
 class Form(Value):
-    """Form the next generation of these nodes, in the order of their group ranks. `left_out` are live but not ready."""
+    """Form the next generation of these nodes, in the order of their group ranks."""
 
     order: tuple[Candidate, ...]
-    left_out: tuple[str, ...]
     why: str
 
 
 class Interrupt(Value):
     kind: Interruption
+    why: str
+
+
+class Expel(Value):
+    """Take no more keepalives of these nodes, which live but have not stopped in time; their fence then ends their workers."""
+
+    nodes: tuple[Node, ...]
+    why: str
+
+
+class GiveUp(Value):
+    """The job cannot go on."""
+
     why: str
 
 
@@ -116,7 +156,7 @@ class Wait(Value):
     is_gathering: bool = False
 
 
-Decision = Form | Interrupt | Conclude | Wait
+Decision = Form | Interrupt | Expel | GiveUp | Conclude | Wait
 
 
 def decide(roster: Mapping[str, Node], current: Current | None, policy: Policy, now: float) -> Decision:
@@ -139,7 +179,7 @@ def usable(nodes: int, policy: Policy) -> int:
 
 
 def _first(roster: Mapping[str, Node], policy: Policy, now: float) -> Decision:
-    ready = _admissible([node for node in roster.values() if node.is_ready], now)
+    ready = _admissible([node for node in roster.values() if node.is_ready], policy, now)
     count = usable(len(ready), policy)
     if not count:
         return _too_few(ready, policy, "to begin", _next_release(roster.values(), now))
@@ -149,7 +189,7 @@ def _first(roster: Mapping[str, Node], policy: Policy, now: float) -> Decision:
         if now < call_ends:
             why = f"{len(ready)} of at most {policy.max_nodes} nodes are here; the last call is for {policy.last_call_s:g} s"
             return Wait(why, call_ends, is_gathering=True)
-    return _form(ready, {}, count, (), f"{count} nodes are here")
+    return _form(ready, {}, count, f"{count} nodes are here")
 
 
 def _too_few(ready: list[Node], policy: Policy, purpose: str, wake_at: float | None) -> Wait:
@@ -158,28 +198,31 @@ def _too_few(ready: list[Node], policy: Policy, purpose: str, wake_at: float | N
     return Wait(why, wake_at, is_gathering=True)
 
 
-def _form(ready: list[Node], before: Mapping[str, Seated], count: int, left_out: tuple[str, ...], why: str) -> Form:
+def _form(ready: list[Node], before: Mapping[str, Seated], count: int, why: str) -> Form:
     candidates = [Candidate(node.id, node.record, node.arrival) for node in ready]
     chosen = preferred(candidates, before)[:count]
-    return Form(tuple(arrange(chosen, before)), left_out, why)
+    return Form(tuple(arrange(chosen, before)), why)
 
 
-def _admissible(nodes: list[Node], now: float) -> list[Node]:
-    """Without those that are held back, and without second holders of an explicit rank."""
+def _admissible(nodes: list[Node], policy: Policy, now: float) -> list[Node]:
+    """Without second holders of an explicit rank, without those held back, and without the shunned if others are enough."""
     holders: dict[int, Node] = {}
     for node in nodes:
         rank = node.record.rank_hint
         if node.record.hint_is_explicit and (rank not in holders or node.arrival < holders[rank].arrival):
             holders[rank] = node
-    return [
+    admitted = [
         node
         for node in nodes
         if node.held_until <= now and (not node.record.hint_is_explicit or holders[node.record.rank_hint].id == node.id)
     ]
+    welcome = [node for node in admitted if node.shunned_until <= now]
+    return welcome if usable(len(welcome), policy) else admitted
 
 
 def _next_release(nodes: Iterable[Node], now: float) -> float | None:
-    return min((node.held_until for node in nodes if node.held_until > now), default=None)
+    releases = (at for node in nodes for at in (node.held_until, node.shunned_until) if at > now)
+    return min(releases, default=None)
 
 
 # A generation runs.
@@ -188,7 +231,7 @@ def _next_release(nodes: Iterable[Node], now: float) -> float | None:
 def _running(roster: Mapping[str, Node], current: Current, policy: Policy, now: float) -> Decision:
     lost = [node_id for node_id in current.members if node_id not in roster and node_id not in current.done]
     if lost:
-        return _interrupt_for_lost(lost, current)
+        return _after_loss(lost, current, policy, now)
     if len(current.done) >= len(current.members):
         return Conclude()
     if current.done:
@@ -196,24 +239,30 @@ def _running(roster: Mapping[str, Node], current: Current, policy: Policy, now: 
     return _consider_joiners(roster, current, policy, now)
 
 
-def _interrupt_for_lost(lost: list[str], current: Current) -> Interrupt:
+def _after_loss(lost: list[str], current: Current, policy: Policy, now: float) -> Decision:
+    """Where a fence is longer than a lease, a silent node is given the time to come back: the others could not go on sooner."""
     gone = [current.gone[node_id] for node_id in lost if node_id in current.gone]
     names = listed([current.members[node_id].name for node_id in lost])
     if gone and all(one.is_departure for one in gone):
         return Interrupt("departure", f"{names} left")
+    returns_until = min((one.may_return_until(policy) for one in gone), default=now)
+    if now < returns_until:
+        return Wait(f"{names} has not been heard of; it may come back", returns_until)
     silent = any(one.cause == "expired" for one in gone)
-    return Interrupt("loss", f"{names} was lost: {'not heard of in time' if silent else 'the connection was closed'}")
+    return Interrupt("loss", f"{names} was lost: {'not heard of in time' if silent else 'its agent was killed'}")
 
 
 def _consider_joiners(roster: Mapping[str, Node], current: Current, policy: Policy, now: float) -> Decision:
     waiting = [node for node in roster.values() if node.is_ready and node.id not in current.members]
     if len(current.members) >= policy.max_nodes:
         return Wait(f"generation {current.number} runs with all {policy.max_nodes} nodes; {len(waiting)} are spare")
-    admissible = _admissible(list(roster.values()), now)  # of all, because members hold ranks too
-    joiners = [node for node in admissible if node.is_ready and node.id not in current.members]
+    admissible = _admissible(list(roster.values()), policy, now)  # of all, because members hold ranks too
+    joiners = [node for node in admissible if node.is_ready and node.id not in current.members and node.shunned_until <= now]
     together = len(current.members) + len(joiners)
     if usable(together, policy) <= len(current.members):
-        return Wait(f"generation {current.number} runs", _next_release(waiting, now))
+        shunned = [node.record.name for node in waiting if node.shunned_until > now]
+        why = f"generation {current.number} runs" + (f"; left out for now: {listed(shunned)}" if shunned else "")
+        return Wait(why, _next_release(waiting, now), is_gathering=bool(shunned))
     opens, latest = min(node.since for node in joiners), max(node.since for node in joiners)
     closes = min(latest + policy.scale_up_window_s, opens + LONGEST_WINDOW * policy.scale_up_window_s)
     if now < closes and together < policy.max_nodes:
@@ -227,10 +276,8 @@ def _consider_joiners(roster: Mapping[str, Node], current: Current, policy: Poli
 
 def _regroup(roster: Mapping[str, Node], current: Current, policy: Policy, now: float) -> Decision:
     busy = [node for node in roster.values() if node.id in current.members and node.record.ready_after < current.number]
-    patience_ends = current.signal_at + policy.ready_timeout_s
-    if busy and now < patience_ends:
-        names = listed([node.record.name for node in busy])
-        return Wait(f"{len(busy)} nodes are stopping their workers: {names}", patience_ends)
+    if busy:
+        return _await_busy(busy, current, policy, now)
     safe_at = _when_the_lost_have_stopped(roster, current, policy)
     if now < safe_at:
         return Wait("a lost node may still run workers until its fence", safe_at)
@@ -239,20 +286,30 @@ def _regroup(roster: Mapping[str, Node], current: Current, policy: Policy, now: 
         for node in roster.values()
         if node.is_ready and (node.id not in current.members or node.record.ready_after >= current.number)
     ]
-    ready = _admissible(stopped, now)
+    ready = _admissible(stopped, policy, now)
     count = usable(len(ready), policy)
-    if not count:
-        return _too_few(ready, policy, "to go on", _next_release(stopped, now))
-    left_out = tuple(node.record.name for node in busy)
-    return _form(ready, current.members, count, left_out, f"{count} nodes are ready")
+    if count:
+        return _form(ready, current.members, count, f"{count} nodes are ready")
+    assert current.signal is not None
+    if current.signal.kind == "sick" and not usable(len(stopped), policy):
+        return GiveUp(f"{current.signal.why}; {len(stopped)} of {policy.min_nodes} nodes are left, too few to go on")
+    return _too_few(ready, policy, "to go on", _next_release(stopped, now))
+
+
+def _await_busy(busy: list[Node], current: Current, policy: Policy, now: float) -> Decision:
+    patience_ends = current.signal_at + policy.ready_timeout_s
+    names = listed([node.record.name for node in busy])
+    if now < patience_ends:
+        return Wait(f"{len(busy)} nodes are stopping their workers: {names}", patience_ends)
+    why = f"its workers had not stopped {policy.ready_timeout_s:g} s after generation {current.number} was over"
+    return Expel(tuple(busy[:EXPELLED_AT_ONCE]), why)
 
 
 def _when_the_lost_have_stopped(roster: Mapping[str, Node], current: Current, policy: Policy) -> float:
-    wait_s = {"expired": policy.after_expiry_s * DRIFT + MARGIN_S, "dropped": BREAK_MARGIN_S}
     stopped_at = [
-        gone.at + wait_s[gone.cause]
+        gone.stopped_at(policy)
         for node_id, gone in current.gone.items()
-        if gone.cause in wait_s and node_id in current.members and node_id not in roster
+        if node_id in current.members and node_id not in roster
     ]
     return max(stopped_at, default=float("-inf"))
 

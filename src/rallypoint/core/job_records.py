@@ -6,9 +6,12 @@
     down/signal/<g>      how generation g ends: stop or finished, and why; whoever creates it first has said it
     down/closed          the job's end and why
     down/refused/<id>    why this node may not take part
+    down/expelled/<id>   why the others go on without this node: it had not stopped its workers in time
     up/nodes/<id>        lease-bound: who a node is, and whether it is ready for the next generation
     up/failures/<g>/<id> what failed there in generation g
     up/done/<g>/<id>     all workers of generation g have succeeded there; not lease-bound
+    up/left/<g>/<id>     no worker of generation g runs there any more, and the node has left, or lives under another id
+    up/returned/last     changed by every member that is back under its id with a new lease, so that no leader can miss one
     seats/<g>.<a>/<id>   a node's place in generation g, as the leader whose key was created at revision a drew it up
     data/<g>.<a>/...     what the members of generation g share through the store that their agents are given
     status               who is here and what is missing, for those who wait
@@ -31,13 +34,14 @@ if TYPE_CHECKING:
     from typing import Any, Literal, TypeVar
 
     R = TypeVar("R", bound=Value)
-    SignalKind = Literal["failure", "loss", "departure", "join", "finished"]
+    SignalKind = Literal["failure", "loss", "departure", "sick", "join", "finished"]
     ClosedKind = Literal["finished", "failed", "closed", "host_left"]
 
 __all__ = [
-    "CLOSED", "DATA", "DOWN", "GENERATION", "LEADER", "MAX_WHY", "NOT_READY", "SETTINGS", "STATUS", "UP", "Closed", "Generation",
-    "NodeRecord",
-    "Seat", "Signal", "Status", "decode", "done_key", "done_prefix", "encode", "failure_key", "failure_prefix", "left_key",
+    "CLOSED", "DATA", "DOWN", "GENERATION", "LEADER", "LEFT", "LOST", "MAX_WHY", "NOT_READY", "RETURNED", "SETTINGS", "STATUS",
+    "UP", "Closed", "Generation", "NodeRecord",
+    "Seat", "Signal", "Status", "decode", "done_key", "done_prefix", "encode", "expelled_key", "failure_key", "failure_prefix",
+    "left_key",
     "node_key", "refusal_key",
     "seat_key", "seats_of_attempt", "seats_of_generation", "signal_key",
 ]  # fmt: skip
@@ -50,6 +54,8 @@ GENERATION = "down/generation"
 CLOSED = "down/closed"
 UP = "up/"
 DATA = "data/"
+RETURNED = "up/returned/last"
+LEFT, LOST = b"", b"lost"  # what stands in left_key: it went on purpose, or was fenced and lives under another id
 
 NOT_READY = -1
 MAX_WHY = 500  # characters of a reason: every node gets it
@@ -61,6 +67,10 @@ def signal_key(generation: int) -> str:
 
 def refusal_key(node_id: str) -> str:
     return f"down/refused/{node_id}"
+
+
+def expelled_key(node_id: str) -> str:
+    return f"down/expelled/{node_id}"
 
 
 def node_key(node_id: str) -> str:
@@ -84,7 +94,7 @@ def done_key(generation: int, node_id: str) -> str:
 
 
 def left_key(generation: int, node_id: str) -> str:
-    """That a member of this generation has left, its workers being gone, for a leader who was not there to see it."""
+    """That no worker of this generation runs at this member any more, for a leader who was not there to see it leave."""
     return f"{UP}left/{generation}/{node_id}"
 
 
@@ -146,6 +156,7 @@ class Generation(Value):
     master_port: int
     why: str
     purse: Purse
+    strikes: tuple[str, ...] = ()  # names of nodes whose workers have failed of late, once for each time
 
 
 class Signal(Value):
@@ -178,7 +189,7 @@ class Status(Value):
 _NESTED: dict[str, type[Value]] = {"Purse": Purse}
 _MOST_CHARACTERS = 4096
 _MOST_COUNTED = 1 << 53
-_SIGNAL_KINDS = ("failure", "loss", "departure", "join", "finished")
+_SIGNAL_KINDS = ("failure", "loss", "departure", "sick", "join", "finished")
 _CLOSED_KINDS = ("finished", "failed", "closed", "host_left")
 
 # Whether a value may stand in a field of that annotation: all of it comes from the network.
@@ -189,6 +200,7 @@ _FITS: dict[str, Callable[[Any], bool]] = {
     "SignalKind": _SIGNAL_KINDS.__contains__,
     "ClosedKind": _CLOSED_KINDS.__contains__,
     "dict[str, Any] | None": lambda value: value is None or type(value) is dict,
+    "tuple[str, ...]": lambda value: all(type(one) is str and len(one) <= _MOST_CHARACTERS for one in value),
     "tuple[float, ...]": lambda value: all(type(one) in (int, float) and 0 <= one < _MOST_COUNTED for one in value),
 }
 

@@ -20,7 +20,19 @@ from bisect import bisect_left, insort
 from itertools import pairwise
 from operator import attrgetter
 
-from rallypoint.core.coordination import Compare, Delete, EndLease, Event, Get, Item, Operation, Outcome, Put, Snapshot, Transaction
+from rallypoint.core.coordination import (
+    Compare,
+    Delete,
+    EndLease,
+    Event,
+    Get,
+    Item,
+    Operation,
+    Outcome,
+    Put,
+    Snapshot,
+    Transaction,
+)
 from rallypoint.core.leases import Leases
 
 TYPE_CHECKING = False
@@ -120,8 +132,9 @@ class Keyspace:
         operations = transaction.then if succeeded else transaction.otherwise
         ended = {operation.lease for operation in operations if isinstance(operation, EndLease)}
         for operation in operations:
-            if isinstance(operation, Put) and operation.lease and (operation.lease in ended or operation.lease not in self._leases):
-                raise UnknownLease(operation.lease)
+            lease = operation.lease if isinstance(operation, Put) else 0
+            if lease and (lease in ended or lease not in self._leases):
+                raise UnknownLease(lease)
         found = [self._do(operation) for operation in operations]
         self._commit()
         gets = (isinstance(operation, Get) for operation in operations)

@@ -11,10 +11,13 @@ not find may have been lost this very moment, so it waits as long as if that wer
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from rallypoint.core import job_records as job
 from rallypoint.core.board import Board
 from rallypoint.core.coordination import (
     Compare,
+    EndLease,
     Event,
     Item,
     Operation,
@@ -27,8 +30,9 @@ from rallypoint.core.coordination import (
     Watch,
 )
 from rallypoint.core.forming import Forming
-from rallypoint.core.generation import Conclude, Current, Form, Interrupt, Policy, Wait, decide
-from rallypoint.core.restarts import Ended, GiveUp, Purse, RestartPolicy, judge
+from rallypoint.core.generation import Conclude, Current, Expel, Form, GiveUp, Interrupt, Node, Policy, Wait, decide, listed
+from rallypoint.core.restarts import Ended, Purse, RestartPolicy, judge
+from rallypoint.core.restarts import GiveUp as NoRestartLeft
 from rallypoint.core.roster import Roster
 from rallypoint.core.verdict import encode as encode_verdict
 
@@ -38,6 +42,8 @@ STATUS_INTERVAL_S = 10.0
 BATCH_PER_NODE_S = 1e-5  # a decision looks at every node, so with many of them it is made for many events at once
 LEAST_BATCH_S = 1e-3
 MAX_COMPARED = 50
+MOST_STRIKES = 32
+GOOD_RUN_S = 600.0  # after which earlier failures of a node are forgiven
 
 
 class Leader:
@@ -56,7 +62,7 @@ class Leader:
         self._is_watching = False
         self._decide_at: float | None = 0.0
         self._status_at = 0.0
-        self._status = b""
+        self._status = self._told_status = b""
 
     # What it sees.
 
@@ -113,7 +119,9 @@ class Leader:
             self.forming, self.must_reload = None, True
             return
         for operation in request.then:
-            if isinstance(operation, Put) and operation.key.startswith(job.DOWN):
+            if isinstance(operation, Put) and operation.key == job.STATUS:
+                self._told_status = operation.value
+            elif isinstance(operation, Put) and operation.key.startswith(job.DOWN):
                 item = Item(operation.key, operation.value, outcome.revision, outcome.revision, operation.lease)
                 board.post(item, now)
         if self.forming is not None and self.forming.advance():
@@ -128,7 +136,8 @@ class Leader:
         if second is not None:
             return self._fenced((), Put(job.refusal_key(second.id), second.why.encode(errors="replace")))
         current = self._current(board)
-        decision = decide(self.roster.nodes, current, self.policy, now)
+        nodes = self._nodes(board, current)
+        decision = decide(nodes, current, self.policy, now)
         if isinstance(decision, Interrupt) and decision.kind == "join" and (refusal := self._why_nobody_may_join(board)):
             decision = Wait(refusal)
         match decision:
@@ -138,7 +147,11 @@ class Leader:
                 finished = job.Signal("finished", "all nodes are done", self.name)
                 return self._signal(board.number, finished, self._closed("finished", "the job has finished"))
             case Form() as form:
-                return self._form(form, current, board, now)
+                return self._form(form, nodes, current, board, now)
+            case Expel(late, why):
+                return self._expel(late, why)
+            case GiveUp(why):
+                return self._fenced((), self._closed("failed", why))
             case Wait() as wait:
                 due_at = self.roster.refusal_due_at(self.policy.lease_s, board.refusals)
                 times = [at for at in (wait.wake_at, due_at) if at is not None]
@@ -148,51 +161,92 @@ class Leader:
         """A joiner whom no budget would pay for is kept waiting; let in, it would end the job."""
         purse = board.generation.purse if board.generation else Purse()
         ruling = judge(self.restarts, purse, Ended(joined=("a node",)))
-        return ruling.why if isinstance(ruling, GiveUp) else ""
+        return ruling.why if isinstance(ruling, NoRestartLeft) else ""
 
     def _current(self, board: Board) -> Current | None:
         if board.generation is None:
             return None
         roster, signal_at = self.roster, board.signal_at.get(board.number, 0.0)
-        return Current(board.number, roster.members, board.signal(), signal_at, roster.done_members(), roster.gone)
+        gone = {
+            node_id: one.replace(cause="expelled") if one.cause == "expired" and node_id in board.expelled else one
+            for node_id, one in roster.gone.items()
+        }
+        return Current(board.number, roster.members, board.signal(), signal_at, roster.done_members(), gone)
+
+    def _nodes(self, board: Board, current: Current | None) -> Mapping[str, Node]:
+        """Those that are here, with a mark on those whose workers have failed too often."""
+        if current is None or board.generation is None:
+            return self.roster.nodes
+        if current.signal is None:
+            return self.roster.shunning(board.generation.strikes, board.generation_at, "")
+        strikes, culprit = self._strikes(board.generation, current)
+        return self.roster.shunning(strikes, current.signal_at, culprit)
+
+    def _strikes(self, generation: job.Generation, current: Current) -> tuple[tuple[str, ...], str]:
+        """Whose workers have failed of late, once for each time, and whose it were this time."""
+        is_failure = current.signal is not None and current.signal.kind == "failure"
+        culprit = self.roster.verdict().cause_node if is_failure else ""
+        strikes = (*generation.strikes, culprit) if culprit else generation.strikes
+        return strikes[-MOST_STRIKES:], culprit
 
     def _rest(self, wait: Wait, now: float) -> Transaction | None:
         """Nothing to do; those who wait with us are told how things stand, now and then."""
-        self.wait, self._decide_at = wait, wait.wake_at
-        if not wait.is_gathering:
-            return None
-        is_due = now >= self._status_at
-        if is_due:
+        self.wait = wait
+        if wait.is_gathering and now >= self._status_at:
             self._status_at = now + STATUS_INTERVAL_S
-        self._decide_at = self._status_at if wait.wake_at is None else min(wait.wake_at, self._status_at)
-        status = job.encode(job.Status(self.status_text())) if is_due else self._status
-        return None if status == self._status else self._tell(status)
-
-    def _tell(self, status: bytes) -> Transaction:
-        self._status = status
-        return self._fenced((), Put(job.STATUS, status))
+            self._status = job.encode(job.Status(self.status_text()))
+        if wait.is_gathering and self._status != self._told_status:
+            return self._fenced((), Put(job.STATUS, self._status))
+        times = [wait.wake_at, self._status_at if wait.is_gathering else None]
+        self._decide_at = min((at for at in times if at is not None), default=None)
+        return None
 
     def status_text(self) -> str:
         return f"{self.wait.why}; {self.roster.who_is_here(self.policy.min_nodes)}"
 
-    def _form(self, form: Form, current: Current | None, board: Board, now: float) -> Transaction | None:
-        purse, why = Purse(), form.why
+    def _form(
+        self, form: Form, nodes: Mapping[str, Node], current: Current | None, board: Board, now: float
+    ) -> Transaction | None:
+        purse, why, strikes = Purse(), form.why, tuple[str, ...]()
         if current is not None and current.signal is not None and board.generation is not None:
             joiners = [one for one in form.order if one.id not in current.members]
             ended = self.roster.ended(current, joiners, now - board.generation_at)
             again = judge(self.restarts, board.generation.purse, ended)
-            if isinstance(again, GiveUp):
+            if isinstance(again, NoRestartLeft):
                 verdict = encode_verdict(self.roster.verdict())
                 return self._fenced((), self._closed("failed", again.why, verdict))
             if now < current.signal_at + again.delay_s:
-                return self._rest(Wait(again.why, current.signal_at + again.delay_s), now)
-            purse, why = again.purse, again.why
-        self.forming = Forming(board.number + 1, self.term, form, purse, why[:job.MAX_WHY])
+                return self._rest(Wait(again.why, current.signal_at + again.delay_s, is_gathering=True), now)
+            purse, why = again.purse, again.why + self._who_is_left_out(form, nodes, board, now)
+            has_run_well = now - board.generation_at >= GOOD_RUN_S
+            strikes = () if has_run_well else self._strikes(board.generation, current)[0]
+        self.forming = Forming(board.number + 1, self.term, form, purse, why[:job.MAX_WHY], strikes)
         return self._next_of_form(self.forming, board)
 
+    def _who_is_left_out(self, form: Form, nodes: Mapping[str, Node], board: Board, now: float) -> str:
+        """For all to see: who was expelled, and whose workers have failed too often."""
+        seated = {one.id for one in form.order}
+        shunned = [node for node_id, node in nodes.items() if node.shunned_until > now and node_id not in seated]
+        expelled = [gone.name for node_id, gone in self.roster.gone.items() if node_id in board.expelled]
+        told = f"; without {listed(expelled)}, which did not stop in time" if expelled else ""
+        if shunned:
+            names = ", ".join(f"{node.record.name} for {node.shunned_until - now:.0f} s" for node in shunned[:4])
+            told += f"; left out, because their workers keep failing: {names}"
+        return told
+
     def _next_of_form(self, forming: Forming, board: Board) -> Transaction:
-        compares = (Compare(job.GENERATION, "mod", board.generation_revision),)
+        """A member that has come back at the last moment makes it fail: its workers run."""
+        compares = (
+            Compare(job.GENERATION, "mod", board.generation_revision),
+            Compare(job.RETURNED, "mod", self.roster.returned_at),
+        )
         return self._fenced(compares, *forming.operations())
+
+    def _expel(self, late: tuple[Node, ...], why: str) -> Transaction:
+        """From now on no keepalive of theirs is taken; when their fence is over, nothing of them runs."""
+        told = why.encode(errors="replace")
+        operations = [one for node in late for one in (Put(job.expelled_key(node.id), told), EndLease(node.lease))]
+        return self._fenced((), *operations)
 
     # What it writes, always fenced.
 

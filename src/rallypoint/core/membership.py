@@ -23,13 +23,21 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-__all__ = ["LONG_STOP_S", "Joining", "Membership"]
+__all__ = ["Former", "Joining", "Membership"]
 
-LONG_STOP_S = 2.0
+
+class Former(Value):
+    """Under which id this node ran workers before, and of which generation."""
+
+    id: str
+    generation: int
 
 
 class Joining(Value):
-    """What a node brings: its number, its lease, who it is, and what it takes the job's settings to be."""
+    """What a node brings: its number, its lease, who it is, and what it takes the job's settings to be.
+
+    With `former` it can vouch, once it is ready, that nothing runs any more of what it was before it was fenced.
+    """
 
     node_id: str
     lease: int
@@ -38,6 +46,7 @@ class Joining(Value):
     mismatch: Callable[[dict[str, Any], dict[str, Any]], str | None]
     policy: Policy
     restarts: RestartPolicy
+    former: Former | None = None
 
 
 class Membership:
@@ -56,11 +65,12 @@ class Membership:
         self._written: job.NodeRecord | None = None
         self._looked_at = 0  # the revision of the generation in which we have looked for our seat
         self._stopped = 0  # the last generation that our agent was told to stop
-        self._busy_at: float | None = None  # when that takes so long that it has to be told
         self._report: tuple[int, NodeReport] | None = None  # of which generation; kept until it is written, whatever comes next
         self._is_done = False  # and that has to be told
         self._done_in = 0  # the last generation in which we were done
-        self._departure = ""
+        self._departure: job.Signal | None = None
+        self._former = joining.former
+        self.is_returning = False  # we have a new lease, but nobody has taken note yet that we are still a member
         self._closing: job.Closed | None = None
         self.is_leaving = False
         self.has_left = False
@@ -76,7 +86,7 @@ class Membership:
     def ready(self, now: float, port: int) -> None:
         """No worker runs here; the next generation may have us."""
         self.record = self.record.replace(ready_after=self._last_generation, port=port)
-        self.seat, self._is_done, self._busy_at = None, False, None
+        self.seat, self._is_done, self.is_returning = None, False, False
         self._ready_at, self._status_at = now, now + STATUS_INTERVAL_S
 
     def failed(self, report: NodeReport) -> None:
@@ -89,9 +99,29 @@ class Membership:
         if self.seat is not None:
             self._is_done, self._done_in = True, self.seat.generation
 
-    def departing(self, why: str) -> None:
-        """We shall leave once our workers are gone; the others need not wait for that to stop theirs."""
-        self._departure = why
+    def departing(self, why: str, is_sick: bool = False) -> None:
+        """We shall leave once our workers are gone; the others need not wait for that to stop theirs.
+
+        With `is_sick` something is wrong with this node: where too few others are left, nobody need hope for its return.
+        """
+        self._departure = job.Signal("sick" if is_sick else "departure", why[:job.MAX_WHY], self.record.name)
+
+    def come_back(self, lease: int) -> None:
+        """Our lease had run out, but not our fence: go on under the same id with a new one, if nobody has gone on without us."""
+        self._joining = self._joining.replace(lease=lease)
+        self._written = None
+        self.is_returning = self.seat is not None
+        self.look_again()
+
+    def look_again(self) -> None:
+        """Changes were missed: read what is posted for all, and take up leadership anew."""
+        self.board.is_loaded = False
+        self.leader = None
+
+    @property
+    def former(self) -> Former | None:
+        """What the next session of this node has to vouch for."""
+        return Former(self.id, self.seat.generation) if self.seat is not None else self._former
 
     def close(self, kind: job.ClosedKind, why: str) -> None:
         self._closing = job.Closed(kind, why, self.record.name)
@@ -106,8 +136,6 @@ class Membership:
         times: list[float | None] = []
         if self.leader is not None and self.board.closed is None:  # after the end a leader has nothing to do
             times.append(self.leader.wake_at())
-        if self.seat is not None and self._written != self.record and not self._has_ended:
-            times.append(self._busy_at)
         if self._is_waiting():
             times += [self._status_at, self._gives_up_at()]
         return min((time for time in times if time is not None), default=None)
@@ -122,13 +150,15 @@ class Membership:
             return Read(job.DOWN)
         if not self._is_watching:
             return Watch(job.DOWN, self._read_at + 1)
-        return self._next_write(now) or self._next_look(now)
+        return self._next_write() or self._next_look(now)
 
-    def _next_write(self, now: float) -> Transaction | None:
+    def _next_write(self) -> Transaction | None:
         """What we have to tell, most urgent first."""
         board, seat = self.board, self.seat
         if board.closed is not None:
             return None
+        if self.is_returning:
+            return self._return()
         if self._closing is not None:
             return self._create(job.CLOSED, self._closing)
         if self._report is not None:
@@ -136,26 +166,36 @@ class Membership:
             signal = job.Signal("failure", _summary(report), self.record.name)
             failure = Put(job.failure_key(generation, self.id), json.dumps(encode_report(report)).encode())
             return self._create(job.signal_key(generation), signal, failure)
-        if seat is not None and self._departure and self._is_missed(seat):
-            return self._create(job.signal_key(seat.generation), job.Signal("departure", self._departure, self.record.name))
+        if seat is not None and self._departure is not None and self._is_missed(seat):
+            return self._create(job.signal_key(seat.generation), self._departure)
         if seat is not None and self._is_done:
             return Transaction((), (Put(job.done_key(seat.generation, self.id), b"1"),))
-        if self._written != self.record and self._must_tell_record(now):
-            return Transaction((), (Put(job.node_key(self.id), job.encode(self.record), self._joining.lease),))
+        if self._written != self.record and self._must_tell_record():
+            return Transaction((), (self._own_record(), *self._vouching()))
         return None
+
+    def _own_record(self) -> Put:
+        return Put(job.node_key(self.id), job.encode(self.record), self._joining.lease)
+
+    def _vouching(self) -> tuple[Put, ...]:
+        """Who is ready has no worker, of whatever generation."""
+        former = self._former if self.record.ready_after != job.NOT_READY else None
+        return () if former is None else (Put(job.left_key(former.generation, former.id), job.LOST),)
+
+    def _return(self) -> Transaction | None:
+        """Be a member again, unless another generation was formed; no leader that does not know of it can form one after this."""
+        if self.seat is None or self.board.number != self.seat.generation:
+            return None  # our agent is told to stop; the licence that it had is not renewed
+        unchanged = (Compare(job.GENERATION, "mod", self.board.generation_revision),)
+        return Transaction(unchanged, (self._own_record(), Put(job.RETURNED, self.id.encode())), (Get(job.GENERATION),))
 
     def _is_missed(self, seat: job.Seat) -> bool:
         """Whether the others cannot go on without us; they can if we are done."""
         return self.board.number == seat.generation and self.board.signal() is None and self._done_in != seat.generation
 
-    def _must_tell_record(self, now: float) -> bool:
-        """A member need not say that it is not ready, as everybody knows it; unless its workers take long to stop, or it was left
-        out: then whoever leads next must not take what it said before for true.
-        """
-        if self.record.ready_after != job.NOT_READY or self.seat is None:
-            return True
-        is_late = self._busy_at is not None and now >= self._busy_at
-        return is_late or self.board.number != self.seat.generation
+    def _must_tell_record(self) -> bool:
+        """A member need not say that it is not ready, as everybody knows it."""
+        return self.record.ready_after != job.NOT_READY or self.seat is None
 
     def _create(self, key: str, record: Value, *more: Operation) -> Transaction:
         """Write a record that only the first may write; `more` is done in any case, and we learn what stands there."""
@@ -168,7 +208,7 @@ class Membership:
             return None
         go: tuple[Operation, ...] = (Delete(job.node_key(self.id)),)
         if self.seat is not None and self.board.closed is None:
-            go = (*go, Put(job.left_key(self.seat.generation, self.id), b""))
+            go = (*go, Put(job.left_key(self.seat.generation, self.id), job.LEFT))
         term = self.leader.term if self.leader else 0  # who does not lead deletes the leader's key only if there is none
         return Transaction((Compare(job.LEADER, "create", term),), (*go, Delete(job.LEADER)), go)
 

@@ -7,7 +7,7 @@ gives.
     join      agree on the settings; read and watch what is posted for all; write our own record
     always    campaign when there is no leader; lead when it is us
     ready     a generation was posted: look for our seat in it
-    seated    stop when its signal says so, or when a later generation has begun without us
+    seated    stop when its signal says so; be fenced when the others go on without us
 
 Invariants: a node is not ready while its workers may run; it takes a seat only of the attempt that the generation names; what it
 writes about a generation, it writes under the number of the one it has a seat in.
@@ -33,10 +33,10 @@ from rallypoint.core.coordination import (
     Watch,
 )
 from rallypoint.core.leader import Leader
-from rallypoint.core.membership import LONG_STOP_S, Joining, Membership
+from rallypoint.core.membership import Former, Joining, Membership
 from rallypoint.core.news import Ended, News, Progress, Refused, Seated, Stop
 
-__all__ = ["Joining", "Participant"]
+__all__ = ["Former", "Joining", "Participant"]
 
 
 class Participant(Membership):
@@ -74,10 +74,15 @@ class Participant(Membership):
             self.look_again()
         self._board_changed(now)
 
-    def look_again(self) -> None:
-        """Changes were missed: read what is posted for all, and take up leadership anew."""
-        self.board.is_loaded = False
-        self.leader = None
+    @property
+    def why_fenced(self) -> str:
+        """Why our workers must not run any longer, if that is so: the others go on without us."""
+        board, seat = self.board, self.seat
+        if self.id in board.expelled:
+            return f"the others go on without this node: {board.expelled[self.id]}"
+        if seat is not None and board.number > seat.generation:
+            return f"generation {board.number} was formed without this node"
+        return ""
 
     def take_news(self) -> list[News]:
         news, self._news = self._news, []
@@ -121,6 +126,9 @@ class Participant(Membership):
                 self.has_left = True
             case Put(key, value, _) if key == job.node_key(self.id):
                 self._written = job.decode(job.NodeRecord, value)
+                self.is_returning = False
+            case Put(key, job.LOST, _):
+                self._former = None
             case Put(key, _, _) if self._report is not None and key == job.failure_key(self._report[0], self.id):
                 self._report = None
             case Put(key, value, _) if seat is not None and key == job.done_key(seat.generation, self.id):
@@ -175,14 +183,12 @@ class Participant(Membership):
         if self.id in board.refusals:
             self._end(Refused(board.refusals[self.id]))
         if seat is not None and self._stopped != seat.generation:
-            self._tell_stop(seat, now)
+            self._tell_stop(seat)
         if board.closed is not None:
             self._end(Ended(board.closed))
 
-    def _tell_stop(self, seat: job.Seat, now: float) -> None:
+    def _tell_stop(self, seat: job.Seat) -> None:
         signal = self.board.signals.get(seat.generation)
-        if signal is None and self.board.number > seat.generation:
-            signal = job.Signal("loss", f"generation {self.board.number} was formed without this node", "")
         if signal is not None and signal.is_stop:
-            self._stopped, self._busy_at = seat.generation, now + LONG_STOP_S
+            self._stopped = seat.generation
             self._news.append(Stop(seat.generation, signal))

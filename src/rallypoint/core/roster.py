@@ -22,6 +22,8 @@ __all__ = ["Roster", "SecondHolder"]
 
 SOON_S = 10.0  # a node that dies this soon after a generation was formed with it is one that keeps dying
 LONGEST_HOLD_S = 60.0
+STRIKES = 2  # so many failures of its workers, and a node is left out for a while
+FIRST_SHUN_S, LONGEST_SHUN_S = 60.0, 3600.0
 
 
 class SecondHolder(Value):
@@ -43,7 +45,8 @@ class Roster:
         self._world_size = 0
         self._done: dict[int, set[str]] = {}
         self._failures: dict[int, dict[str, NodeReport]] = {}
-        self._left: set[str] = set()  # who said so; an id is never used again
+        self._left: dict[str, str] = {}  # who has no worker any more, and why it went; an id is never used again
+        self.returned_at = 0  # the revision at which a member was back last
         self._quick_deaths: dict[str, int] = {}
         self._held_until: dict[str, float] = {}
         self._explicit = 0
@@ -72,7 +75,9 @@ class Roster:
         elif kind == "done":
             self._done.setdefault(int(middle[0]), set()).add(node_id)
         elif kind == "left":
-            self._left.add(node_id)
+            self._note_left(node_id, "vouched" if item.value == job.LOST else "deleted", now)
+        elif kind == "returned":
+            self.returned_at = max(self.returned_at, item.mod_revision)
         elif kind == "failures":
             reports = self._failures.setdefault(int(middle[0]), {})
             reports.setdefault(node_id, decode_report(json.loads(item.value), item.create_revision))
@@ -81,12 +86,23 @@ class Roster:
         record = job.decode(job.NodeRecord, item.value)
         if record.workers < 0:
             raise ValueError(f"{record.workers} workers")
+        if node_id in self._left:
+            return  # it lives under another id; only its lease has not run out yet
         known = self.nodes.get(node_id)
+        self.gone.pop(node_id, None)  # it is back within its fence
         since = known.since if known else now
         self._explicit += record.hint_is_explicit and known is None
         # Another process of the same name, which has lived all the while, is not held back.
         held_until = known.held_until if known else self._held_until.get(record.name, 0.0)
-        self.nodes[node_id] = Node(node_id, record, item.create_revision, since, held_until)
+        self.nodes[node_id] = Node(node_id, record, item.create_revision, since, held_until, lease=item.lease)
+
+    def _note_left(self, node_id: str, cause: str, now: float) -> None:
+        """Its workers are gone for sure, however long its lease or its fence may run."""
+        self._left[node_id] = cause
+        self._remove(node_id, cause, now)
+        gone = self.gone.get(node_id)
+        if gone is not None and not gone.is_departure:
+            self.gone[node_id] = gone.replace(cause=cause)
 
     def _remove(self, node_id: str, cause: str, now: float) -> None:
         node = self.nodes.pop(node_id, None)
@@ -110,11 +126,10 @@ class Roster:
 
     def begin(self, generation: int, seats: Sequence[job.Seat], ids: Sequence[str], now: float) -> None:
         """The generation that counts has these members. Whoever of them is not here may have been lost this very moment."""
-        self._forget_readiness_of_the_late()
         self.generation = generation
         self.members = {node_id: Seated(seat.name, seat.group_rank) for node_id, seat in zip(ids, seats, strict=True)}
         self.gone = {
-            node_id: Gone(seat.name, now, "deleted" if node_id in self._left else "expired")
+            node_id: Gone(seat.name, now, self._left.get(node_id, "expired"))
             for node_id, seat in self.members.items()
             if node_id not in self.nodes
         }
@@ -122,13 +137,6 @@ class Roster:
         self._world_size = seats[0].world_size if seats else 0
         self._done = {number: ids for number, ids in self._done.items() if number >= generation}
         self._failures = {number: reports for number, reports in self._failures.items() if number >= generation}
-
-    def _forget_readiness_of_the_late(self) -> None:
-        """A member of the last generation that was left out is as ready as it was before that one; that is, not ready."""
-        for node_id in self.members:
-            node = self.nodes.get(node_id)
-            if node is not None and node.record.ready_after < self.generation:
-                self.nodes[node_id] = node.replace(record=node.record.replace(ready_after=job.NOT_READY))
 
     def done_members(self) -> frozenset[str]:
         return frozenset(self._done.get(self.generation, ())) & self.members.keys()
@@ -188,6 +196,21 @@ class Roster:
                 first = holders.setdefault(node.record.rank_hint, node)
                 if first is not node and node.is_ready and node.id not in refused:
                     yield first, node
+
+    def shunning(self, strikes: Sequence[str], since: float, culprit: str) -> dict[str, Node]:
+        """The nodes, of which those are marked whose workers have failed again and again, for longer each time.
+
+        A member is shunned only if the failure that has just ended its generation is its own.
+        """
+        if len(strikes) < STRIKES:
+            return self.nodes
+        marked = {}
+        for node_id, node in self.nodes.items():
+            name = node.record.name
+            if (times := strikes.count(name)) >= STRIKES and (node_id not in self.members or name == culprit):
+                shun_s = min(LONGEST_SHUN_S, FIRST_SHUN_S * 2.0 ** (times - STRIKES))
+                marked[node_id] = node.replace(shunned_until=since + shun_s)
+        return {**self.nodes, **marked} if marked else self.nodes
 
     def who_is_here(self, wanted: int) -> str:
         names = sorted(node.record.name for node in self.nodes.values())
