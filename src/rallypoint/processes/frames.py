@@ -1,6 +1,8 @@
 """Messages between the agent and its warden: a length, then a tuple written by ``marshal``.
 
-Both ends are the same interpreter, joined by a private socket pair, so nothing of this comes from the network.
+Both ends are the same interpreter, joined by a private socket pair, so nothing of this comes from the network. But either end may
+be stopped at any moment, also in the middle of a message, and the other must not stop with it: the sockets never block, a message
+is read as far as it has come, the warden's reports wait in a queue, and who sends to the warden gives up in time.
 """
 
 from __future__ import annotations
@@ -8,42 +10,107 @@ from __future__ import annotations
 import _socket  # all that is needed of socket, which takes 4 ms to import
 import array
 import marshal
+import select
+import time
 
 TYPE_CHECKING = False  # the warden is to start without the cost of importing typing
 if TYPE_CHECKING:
     from typing import Any
 
-__all__ = ["MAX_FDS", "receive_frame", "send_frame"]
+__all__ = ["MAX_FDS", "FrameQueue", "FrameReader", "send_frame"]
 
 MAX_FDS = 250  # the kernel passes at most 253 file descriptors with one message
+_HEAD_BYTES = 4
+_READ_BYTES = 1 << 20
+_FDS_SPACE = _socket.CMSG_SPACE(MAX_FDS * array.array("i").itemsize)
 
 
-def send_frame(sock: _socket.socket, message: tuple[Any, ...], fds: list[int] | None = None) -> None:
-    """Send one message, and file descriptors with its first bytes."""
+def _make_frame(message: tuple[Any, ...]) -> bytes:
     body = marshal.dumps(message)
-    head = len(body).to_bytes(4, "little")
-    if fds:
-        sock.sendmsg([head], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, array.array("i", fds))])
-    else:
-        body = head + body
-    sock.sendall(body)
+    return len(body).to_bytes(_HEAD_BYTES, "little") + body
 
 
-def receive_frame(sock: _socket.socket) -> tuple[tuple[Any, ...], list[int]] | None:
-    """Receive one message and its file descriptors; None when the other end is gone."""
-    fds = array.array("i")
-    head, ancillary, _, _ = sock.recvmsg(4, _socket.CMSG_SPACE(MAX_FDS * fds.itemsize), _socket.MSG_CMSG_CLOEXEC)
-    for _, _, data in ancillary:
-        fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
-    body = _receive_exactly(sock, int.from_bytes(head, "little")) if len(head) == 4 else b""
-    return (marshal.loads(body), list(fds)) if body else None
+def send_frame(sock: _socket.socket, message: tuple[Any, ...], fds: list[int], give_up_at: float) -> None:
+    """Send one message, and file descriptors with its first bytes. After a TimeoutError the line is of no use any more."""
+    rest = memoryview(_make_frame(message))
+    rights = [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
+    while rest:
+        try:
+            if rights:
+                sent, rights = sock.sendmsg([rest[:_HEAD_BYTES]], rights), []
+            else:
+                sent = sock.send(rest)
+        except BlockingIOError:
+            _await_room(sock, give_up_at)
+        else:
+            rest = rest[sent:]
 
 
-def _receive_exactly(sock: _socket.socket, count: int) -> bytes:
-    received = bytearray()
-    while len(received) < count:
-        part = sock.recv(count - len(received))
-        if not part:
-            return b""
-        received += part
-    return bytes(received)
+def _await_room(sock: _socket.socket, give_up_at: float) -> None:
+    poll = select.poll()
+    poll.register(sock.fileno(), select.POLLOUT)
+    if not poll.poll(max(0.0, give_up_at - time.monotonic()) * 1000):
+        raise TimeoutError("nobody reads at the other end")
+
+
+class FrameReader:
+    """Takes messages out of a socket that does not block."""
+
+    def __init__(self, sock: _socket.socket) -> None:
+        self._sock = sock
+        self._buffer = bytearray()
+        self._fds = array.array("i")
+
+    def read(self) -> tuple[tuple[Any, ...], list[int]] | None:
+        """The next message and its file descriptors, or None while it is not there as a whole; EOFError at the end."""
+        try:
+            while missing := self._missing():
+                self._receive(missing)
+        except BlockingIOError:
+            return None
+        except ConnectionResetError:
+            raise EOFError from None
+        message, fds = marshal.loads(self._buffer[_HEAD_BYTES:]), list(self._fds)
+        self._buffer.clear()
+        del self._fds[:]
+        return message, fds
+
+    def _missing(self) -> int:
+        """How much of the message has not come yet. No more than that is read: descriptors belong to the message they come with."""
+        wanted = _HEAD_BYTES
+        if len(self._buffer) >= _HEAD_BYTES:
+            wanted += int.from_bytes(self._buffer[:_HEAD_BYTES], "little")
+        return wanted - len(self._buffer)
+
+    def _receive(self, most: int) -> None:
+        data, ancillary, _, _ = self._sock.recvmsg(min(most, _READ_BYTES), _FDS_SPACE, _socket.MSG_CMSG_CLOEXEC)
+        for _, _, rights in ancillary:
+            self._fds.frombytes(rights[: len(rights) - len(rights) % self._fds.itemsize])
+        if not data:
+            raise EOFError
+        self._buffer += data
+
+
+class FrameQueue:
+    """Messages on their way out of a socket that does not block."""
+
+    def __init__(self, sock: _socket.socket) -> None:
+        self._sock = sock
+        self._rest = bytearray()
+
+    def __bool__(self) -> bool:
+        """Whether some of it has to wait until there is room."""
+        return bool(self._rest)
+
+    def put(self, message: tuple[Any, ...]) -> None:
+        self._rest += _make_frame(message)
+        self.flush()
+
+    def flush(self) -> None:
+        try:
+            while self._rest:
+                del self._rest[: self._sock.send(self._rest)]
+        except BlockingIOError:
+            return
+        except (BrokenPipeError, ConnectionResetError):  # whoever reads next sees that the other end is gone
+            self._rest.clear()
