@@ -1,14 +1,15 @@
 """One agent process and its workers, as the real shell runs them: `core.agent` decides, the driver talks to the others.
 
-It can be killed, stopped for a while, told to leave, or crash with its machine.
+It can be killed, with its warden or without, stopped for a while, told to leave, or crash with its machine. One of its threads
+may hang: the *main* one, which starts and stops workers, or the *driver*, which talks to the store.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from tests.simulation.driver import BROKEN_GRACE_S, Driver
-from tests.simulation.network import Link
+from tests.simulation.driver import Driver
+from tests.simulation.network import Connection, Link
 from tests.simulation.workers import KILL_S, WARDEN_S, WorkerHost
 from tests.simulation.world import Clock, World
 
@@ -43,6 +44,7 @@ class Agent(WorkerHost):
         clock: Clock,
         serial: int,
         is_stranger: bool = False,
+        is_sick: bool = False,
     ) -> None:
         super().__init__()
         self.world, self.engine, self.oracle, self.setup = world, engine, oracle, setup
@@ -55,14 +57,15 @@ class Agent(WorkerHost):
         self.is_leaving = False
         self.succeeded: bool | None = None
         self.why = ""
-        self.excused_until = 0.0  # it was stopped, and may be as late as that with what its fence demands
-        self.is_paused = False
-        self._deferred: list[tuple[Callable[..., None], tuple[object, ...]]] = []
+        self.is_sick = is_sick  # it cannot start workers
+        self.well_again_at = 0.0
+        self.stuck: dict[str, list[tuple[Callable[..., None], tuple[object, ...]]]] = {}  # and what each thread has to do then
         self._closed: job.Closed | None = None
         self._sessions = 0
         self.seat: job.Seat | None = None
         self.driver = Driver(self)
         self.state, _ = machine.begin()
+        self.may_be_ready()
         self.driver.dial()
 
     def time(self) -> float:
@@ -74,30 +77,41 @@ class Agent(WorkerHost):
 
     def well_since(self) -> float:
         """Since when nothing has been wrong with its process and its link."""
-        is_ill = self.is_paused or self.link.cut_up or self.link.cut_down
-        return self.world.now if is_ill else max(self.started_at, self.excused_until, self.link.healed_at)
+        is_ill = self.stuck or self.link.cut_up or self.link.cut_down
+        return self.world.now if is_ill else max(self.started_at, self.well_again_at, self.link.healed_at)
 
-    # Being stopped for a while.
+    # Being stopped for a while, as a whole or one thread of it.
 
-    def is_awake(self, act: Callable[..., None], *args: object) -> bool:
-        """Whether this can be done now; if the process is stopped, it is done when it goes on."""
-        if self.is_paused:
-            self._deferred.append((act, args))
-        return self.is_alive and not self.is_paused
+    def _can(self, thread: str, act: Callable[..., None], *args: object) -> bool:
+        """Whether this can be done now; if the thread hangs, it is done when that goes on."""
+        if thread in self.stuck:
+            self.stuck[thread].append((act, args))
+        return self.is_alive and thread not in self.stuck
 
-    def pause(self) -> None:
-        self.is_paused = True
+    def main_can(self, act: Callable[..., None], *args: object) -> bool:
+        return self._can("main", act, *args)
 
-    def resume(self) -> None:
-        """The first thing after waking is to look whether we may still run workers; a break that it slept through it sees now."""
-        if not self.is_alive or not self.is_paused:
-            return
-        self.is_paused = False
-        self.excused_until = self.world.now + BROKEN_GRACE_S + KILL_S + 0.01
-        self.driver.check_fence()
-        deferred, self._deferred = self._deferred, []
-        for act, args in deferred:
-            act(*args)
+    def driver_can(self, act: Callable[..., None], *args: object) -> bool:
+        return self._can("driver", act, *args)
+
+    def stick(self, *threads: str) -> None:
+        for thread in threads:
+            self.stuck.setdefault(thread, [])
+
+    def go_on(self, *threads: str) -> None:
+        """Whichever of its threads is first: neither may do any harm before the other has had its turn."""
+        stuck = [thread for thread in threads if thread in self.stuck]
+        if self.world.chance(0.5):
+            stuck.reverse()
+        for thread in stuck:
+            deferred = self.stuck.pop(thread)
+            if not self.is_alive:
+                continue
+            self.well_again_at = self.world.now
+            if thread == "driver":
+                self.driver.check_fence()
+            for act, args in deferred:
+                act(*args)
 
     # What the driver asks and says.
 
@@ -112,29 +126,44 @@ class Agent(WorkerHost):
             mismatch=setup.mismatch,
             policy=setup.policy,
             restarts=setup.restarts,
+            former=self.driver.former,
         )
         self.oracle.joins(self)
         return setup.participant_class(joining)
 
     def may_be_ready(self) -> None:
-        """Tell the participant, if there is one and no worker runs, that the next generation may have us."""
-        participant = self.driver.participant
-        if participant is None or self.workers or self._closed is not None or self.is_leaving:
+        """Tell the driver, if no worker runs, that the next generation may have us."""
+        if self.workers or self._closed is not None or self.is_leaving:
             return
         if isinstance(self.state, machine.Gathering | machine.Starting) and self.seat is None:
-            participant.ready(self.time(), 20000 + self.world.below(1000))
+            self.driver.ready_port = 20000 + self.world.below(1000)
+            if self.driver.participant is not None:
+                self.driver.participant.ready(self.time(), self.driver.ready_port)
 
     def fenced(self, why: str) -> None:
+        """The driver kills the workers by itself; the main thread hears of it when it can."""
+        self.licence = 0.0
         if self.is_alive:
+            self._kill_processes()
+            self._hear_of_fence(why)
+
+    def _hear_of_fence(self, why: str) -> None:
+        if self.main_can(self._hear_of_fence, why):
             self._kill()
             self.seat = None
-        if not self.is_leaving:
-            self._observe(machine.Fenced(why))
+            if not self.is_leaving:
+                self._observe(machine.Fenced(why))
 
     def give_up(self, why: str) -> None:
         """There is no store any more that we could take part through."""
-        self._kill()
-        self.finish(False, why)
+        self.licence = 0.0
+        self._kill_processes()
+        self._hear_of_end(why)
+
+    def _hear_of_end(self, why: str) -> None:
+        if self.main_can(self._hear_of_end, why):
+            self._kill()
+            self.finish(False, why)
 
     def note_transaction(self, request: Transaction) -> None:
         for operation in request.then:
@@ -142,6 +171,14 @@ class Agent(WorkerHost):
                 self.oracle.signal_sent(self, operation, is_own=request.compares[0].key == operation.key)
 
     def hear(self, heard: list[news.News]) -> None:
+        for one in heard:
+            if isinstance(one, news.Seated):
+                self.oracle.seated(self, one.seat, one.generation)
+        self._hear(heard)
+
+    def _hear(self, heard: list[news.News]) -> None:
+        if not self.main_can(self._hear, heard):
+            return
         stops = {one.generation for one in heard if isinstance(one, news.Stop)}
         for one in heard:
             match one:
@@ -156,15 +193,24 @@ class Agent(WorkerHost):
                     self.finish(False, why)
 
     def _seated(self, seat: job.Seat, generation: job.Generation, stops: set[int]) -> None:
-        self.oracle.seated(self, seat, generation)
-        if self.is_leaving or not self.is_alive or not self.driver.check_fence():
+        if self.is_leaving or not self.is_alive:
             return
         if seat.generation in stops:
             self.may_be_ready()
             return
         self.seat = seat
         self._observe(machine.Joined(seat.group_rank, seat.group_world_size))
-        self._start(seat.generation)
+        if self.is_sick:
+            self._fall_out()
+        else:
+            self._start(seat.generation)
+
+    def _fall_out(self) -> None:
+        """No worker can be started here; that need not concern the others."""
+        self.world.tally["sick nodes"] += 1
+        if self.driver.participant is not None:
+            self.driver.participant.departing(f"{self.name} cannot run workers", is_sick=True)
+        self.finish(False, "it cannot run workers")
 
     def _told_to_stop(self, generation: int, signal: job.Signal) -> None:
         if self.seat is None or self.seat.generation != generation or self.is_leaving:
@@ -211,8 +257,12 @@ class Agent(WorkerHost):
             self._leave()
 
     def terminate(self) -> None:
-        """SIGTERM: the others are told at once; we leave when our workers are gone."""
-        if self.is_leaving or not self.is_alive:
+        """SIGTERM: the others are told at once; we leave when our workers are gone. The second one is one of impatience."""
+        if not self.main_can(self.terminate):
+            return
+        if self.is_leaving:
+            if self.workers:
+                self._kill()
             return
         self.world.note(self.name, "gets SIGTERM")
         participant = self.driver.participant
@@ -230,7 +280,7 @@ class Agent(WorkerHost):
 
     def close_job(self) -> None:
         """Somebody has had enough: no further generation, but nobody's workers are stopped."""
-        if self.driver.participant is not None and not self.is_leaving:
+        if self.driver.participant is not None and not self.is_leaving and self.main_can(self.close_job):
             self.driver.participant.close("closed", f"{self.name} closed it")
             self.driver.pump()
 
@@ -259,14 +309,12 @@ class Agent(WorkerHost):
             self.world.note(self.name, "exits", self.succeeded)
             self.oracle.ended(self)
 
-    def die(self, with_machine: bool) -> None:
-        """kill -9, after which the warden ends the workers; or everything at once."""
+    def die(self, with_machine: bool = False, with_warden: bool = False) -> None:
+        """kill -9, after which the warden ends the workers and testifies; or the warden with it; or everything at once."""
         if not self.is_alive:
             return
         self.world.note(self.name, "crashes with its machine" if with_machine else "is killed")
-        if self.is_paused:
-            self.excused_until = self.world.now + WARDEN_S + 1e-6
-        self.is_alive, self.is_paused = False, False
+        lease, self.is_alive, self.stuck = self.driver.lease, False, {}
         self.why = "killed"
         self._group += 1
         if with_machine:
@@ -274,5 +322,14 @@ class Agent(WorkerHost):
             self._workers_gone(self._group)
         else:
             self.driver.close()
-            self.world.after(self.world.between(0.001, WARDEN_S), self._workers_gone, self._group)
+            testifies = not with_warden and not self.setup.is_replicated
+            delay_s = self.world.between(0.001, KILL_S if with_warden else WARDEN_S)
+            self.world.after(delay_s, self._end_by_warden, self._group, lease if testifies else 0)
         self.oracle.ended(self)
+
+    def _end_by_warden(self, group: int, lease: int) -> None:
+        """All below the warden is gone; where the store takes its word, it testifies."""
+        self._workers_gone(group)
+        if lease:
+            self.world.tally["testimonies"] += 1
+            Connection(self.world, self.link, self.driver, self.engine).send_up(("vouch", lease))

@@ -78,7 +78,9 @@ class Cluster:
 
     # Starting agents.
 
-    def _start(self, index: int, name: str, record: job.NodeRecord | None, is_stranger: bool = False) -> None:
+    def _start(
+        self, index: int, name: str, record: job.NodeRecord | None, is_stranger: bool = False, is_sick: bool = False
+    ) -> None:
         self._expected -= 1
         if self.oracle.closed is not None:  # whoever starts jobs starts no agents for one that is over
             self._look_whether_over()
@@ -90,7 +92,8 @@ class Cluster:
         self._started += 1
         self._indexes[name] = index
         world.note(name, "is started", self._started)
-        agent = Agent(world, self.engine, self.oracle, setup, record, link, setup.clock(world), self._started, is_stranger)
+        clock = setup.clock(world)
+        agent = Agent(world, self.engine, self.oracle, setup, record, link, clock, self._started, is_stranger, is_sick)
         self.agents.append(agent)
 
     def start_again(self, agent: Agent, delay_s: float) -> None:
@@ -101,10 +104,10 @@ class Cluster:
         self._expected += 1
         self.world.after(delay_s, self._start, self._indexes[name], name, agent.record)
 
-    def start_new(self, is_stranger: bool) -> None:
+    def start_new(self, is_stranger: bool, is_sick: bool = False) -> None:
         index = len(self._indexes)
         self._expected += 1
-        self._start(index, f"node{index}", None, is_stranger)
+        self._start(index, f"node{index}", None, is_stranger, is_sick)
 
     # Running.
 

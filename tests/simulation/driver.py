@@ -7,18 +7,19 @@ for the sake of variety, is passed on at once.
 
 from __future__ import annotations
 
-from tests.simulation.line import BROKEN_GRACE_S, NEVER, Line
+from tests.simulation.line import NEVER, Line
 from tests.simulation.network import Connection
 from tests.simulation.world import Violation
 
 from rallypoint.core.coordination import Event, Transaction, Watch
+from rallypoint.core.news import Seated
 from rallypoint.core.participant import Participant
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from tests.simulation.agent import Agent
 
-__all__ = ["BROKEN_GRACE_S", "Driver"]
+__all__ = ["Driver"]
 
 REQUEST_TIMEOUT_S = 10.0
 
@@ -33,11 +34,13 @@ class Driver(Line):
         self._number = 0
         self._untaken: list[Event] = []
         self._is_pumping = False
+        self._is_regranting = False
+        self.ready_port: int | None = None  # no worker runs here: it holds for later sessions too, until a seat is found
 
     # What comes.
 
     def receive(self, connection: Connection, message: tuple[object, ...]) -> None:
-        if connection is not self.connection or not self.agent.is_awake(self.receive, connection, message):
+        if connection is not self.connection or not self.agent.driver_can(self.receive, connection, message):
             return
         kind = message[0]
         if kind == "kept":
@@ -51,7 +54,7 @@ class Driver(Line):
         elif kind == "resumed":
             self._kept(message[1], message[2])
             if self.lease:
-                self._broken_at, self._is_up = NEVER, True
+                self._is_up = True
                 self.pump()
         elif kind == "granted":
             self._granted(message[1], message[2])
@@ -64,25 +67,47 @@ class Driver(Line):
         if is_kept:
             self.renewed_at = max(self.renewed_at, sent_at)
             self._silent_since = NEVER
-        else:
+            if self.participant is not None:
+                self._renew_licence(self.participant)
+        elif sent_at >= self.renewed_at:  # else it is about the lease before
             self._lost_lease()
 
     def _lost_lease(self) -> None:
+        """Where the fence is longer than a lease, there is time to come back."""
+        if self._is_regranting:
+            return
         self.world.tally["leases lost"] += 1
-        self.end_session("the lease has ended")
+        returns_until = self.renewed_at + self.setup.fence_s
+        participant = self.participant
+        if participant is not None and participant.is_returning:
+            returns_until = self.returns_until
+        if participant is None or not self.setup.is_replicated or self.agent.time() >= returns_until or self.connection is None:
+            self.end_session("the lease has ended")
+            return
+        self.returns_until, self._is_up, self._is_regranting = returns_until, False, True
+        self._forget_request()
+        self._arm_fence(self.clock.when(returns_until))
+        self.connection.send_up(("grant", self.setup.ttl_s, self.agent.time()))
 
     def _granted(self, lease: int, asked_at: float) -> None:
-        self.lease, self.renewed_at, self._is_up = lease, asked_at, True
-        self.participant = self.agent.new_participant(lease)
+        self.lease, self.renewed_at, self._is_up, self._is_regranting = lease, asked_at, True, False
+        is_back = self.participant is not None
+        if self.participant is not None:
+            self.world.tally["nodes back within their fence"] += self.participant.seat is not None
+            self.participant.come_back(lease)
+        else:
+            self.participant = self.agent.new_participant(lease)
         self.check_fence()
         if self.lease:
-            self.world.after(self.setup.ttl_s / 3 / self.clock.rate, self._keep, self._session)
-            self.agent.may_be_ready()
+            if not is_back:
+                self.world.after(self.setup.ttl_s / 3 / self.clock.rate, self._keep, self._session)
+            if self.ready_port is not None and not is_back:
+                self.participant.ready(self.agent.time(), self.ready_port)
             self.pump()
 
     def _keep(self, session: int) -> None:
         """Say that we live; hang up if the last time was not answered for as long as the lease lasts."""
-        if session != self._session or not self.agent.is_awake(self._keep, session):
+        if session != self._session or not self.agent.driver_can(self._keep, session):
             return
         now = self.agent.time()
         if self._is_up and now >= self._silent_since + self.setup.ttl_s:
@@ -99,10 +124,15 @@ class Driver(Line):
                 self.pump()
         self.world.after(self.setup.ttl_s / 3 / self.clock.rate, self._keep, session)
 
+    def _forget_grant(self) -> None:
+        self._is_regranting = False
+
     def _forget_request(self) -> None:
         """It was not answered in time; it is asked again, under another number."""
         if isinstance(self.request, Watch):
             self._watches.pop(self.request.prefix, None)
+            self._asked_watches.pop(self._number, None)
+            self._confirmed.discard(self.request.prefix)
         self.request = None
 
     def _forget_events(self) -> None:
@@ -155,12 +185,14 @@ class Driver(Line):
 
     def pump(self) -> None:
         """Hand over what came, pass on what follows, and ask what is next; until there is nothing left to do."""
-        if self._is_pumping or self.participant is None or not self.agent.is_alive:
+        if self._is_pumping or self.participant is None or not self.agent.driver_can(self.pump):
             return
         self._is_pumping = True
         while self._pump_once():
             pass
         self._is_pumping = False
+        if self.participant is not None and self.participant.why_fenced:
+            self.check_fence()
         if self.participant is not None and self.request is None and self._is_up:
             self._arm_wake(self.participant)
 
@@ -173,8 +205,11 @@ class Driver(Line):
             events, self._untaken = self._untaken, []
             for event in events:
                 participant.see(event, now)
+        self._renew_licence(participant)
         news = participant.take_news()
         if news:
+            if any(isinstance(one, Seated) for one in news):
+                self.ready_port = None
             self.agent.hear(news)
             return True
         if self.request is not None or not self._is_up:
@@ -184,6 +219,13 @@ class Driver(Line):
             return bool(participant._news)
         self._ask(request, now)
         return False
+
+    def _renew_licence(self, participant: Participant) -> None:
+        """As `rendezvous.driver` does, with each word of the store."""
+        if participant.seat is None:
+            self.agent.licence = 0.0
+        elif not participant.is_returning:
+            self.agent.licence = self.valid_until()
 
     def _ask(self, request: object, now: float) -> None:
         self.request, self._asked_at = request, now
@@ -210,6 +252,6 @@ class Driver(Line):
             self.world.at(at, self._on_wake, at)
 
     def _on_wake(self, planned: float) -> None:
-        if planned == self._wake_at and self.agent.is_awake(self._on_wake, planned):
+        if planned == self._wake_at and self.agent.driver_can(self._on_wake, planned):
             self._wake_at = NEVER
             self.pump()

@@ -1,8 +1,8 @@
 """The coordination store in the simulated cluster: a real keyspace, on a clock of its own, behind a loop that can be away.
 
-In *embedded* mode it lives in the process of one agent: it stops when that is stopped, and dies with it; the end of a connection
-is a sign of death, after a grace. In *replicated* mode it is a cluster of its own, that may be unavailable for a while but loses
-nothing, and that knows no other sign of death than silence.
+In *embedded* mode it lives in the process of one agent: it stops when that is stopped, and dies with it; wardens testify to it.
+In *replicated* mode it is a cluster of its own, that may be unavailable for a while but loses nothing, and that knows no other
+sign of death than silence.
 """
 
 from __future__ import annotations
@@ -138,8 +138,9 @@ class Engine:
         changes = self.keyspace.take_changes()
         if not changes:
             return
+        expelled = {event.key[14:] for event in changes if event.key.startswith("down/expelled/")}
         for event in changes:
-            if event.key.startswith("up/nodes/"):
+            if event.key.startswith("up/nodes/") and event.key[9:] not in expelled:
                 self._check_expiry(event)
         self.oracle.changed(changes, self.keyspace)
         through = self.keyspace.revision
@@ -185,8 +186,8 @@ class Engine:
             connection.send_down(("granted", lease, message[2]))
         elif kind == "resume":
             self._resume(connection, message[1], message[2], now)
-        elif kind == "revoke":
-            self.keyspace.revoke(message[1])
+        elif kind == "vouch":
+            self.keyspace.vouch(message[1])
         elif kind == "fin":
             connection.server_open = False
             self._on_gone(connection)
@@ -232,13 +233,11 @@ class Engine:
         connection.send_down(("resumed", is_kept, sent_at))
 
     def _on_gone(self, connection: Connection) -> None:
-        """Its connection has ended; in embedded mode its owner has a short grace to come back."""
+        """Its connection has ended, which says nothing about its owner."""
         self._forget(connection)
         session = connection.session
-        if self.is_dead or self.is_replicated or session is None or session.connection is not connection:
-            return
-        session.connection = None
-        self.keyspace.drop(session.lease, self.clock.read(self.world.now))
+        if session is not None and session.connection is connection:
+            session.connection = None
 
     def _forget(self, connection: Connection) -> None:
         self._connections.pop(connection, None)

@@ -14,7 +14,7 @@ __all__ = ["Faults"]
 
 ECHO = "Connection reset by peer"
 LOST = ("", "", "down/generation", "seats/", "down/signal/", "down/leader", "up/done/", "up/nodes/", "down/closed")
-SCENES = ("generation", "signal", "leader", "done", "gone", "ready", "seat", "seats", "started")
+SCENES = ("generation", "signal", "leader", "done", "gone", "ready", "seat", "seats", "started", "expelled")
 
 
 class Faults:
@@ -31,6 +31,8 @@ class Faults:
             (self.slow, 1),
             (self.pause_store, 1), (self.terminate, 1), (self.join, 2), (self.lose_reply, 3), (self.lose_request, 3),
             (self.cut_many, 1), (self.reset_many, 1), (self.be_stubborn, 2), (self.depose, 1),
+            (self.kill_with_warden, 2), (self.stick_main, 3), (self.stick_driver, 2), (self.stop_warden, 2),
+            (self.reset_one_side, 3), (self.join_sick, 1), (self.go_far_away, 1), (self.terminate_twice, 1),
         ]  # fmt: skip
         self._kinds = [kind for kind, weight in kinds for _ in range(weight)]
         self._ambushes: list[str] = []
@@ -123,8 +125,15 @@ class Faults:
     # Processes and machines.
 
     def kill(self) -> None:
+        """A warden that is stopped cannot end the workers of an agent that is killed: then both are."""
         if (agent := self._someone()) is not None:
-            agent.die(with_machine=False)
+            agent.die(with_warden=agent.warden_is_stopped)
+            self._hurt_peers(agent)
+            self.cluster.start_again(agent, self.world.between(0.1, 6.0))
+
+    def kill_with_warden(self) -> None:
+        if (agent := self._someone()) is not None:
+            agent.die(with_warden=True)
             self._hurt_peers(agent)
             self.cluster.start_again(agent, self.world.between(0.1, 6.0))
 
@@ -147,14 +156,53 @@ class Faults:
         living = [one for one in self.cluster.agents if one.is_alive]
         if not living:
             return
-        agent, seconds = self._victim or self.world.choice(living), self.world.log_between(0.1, 10.0)
-        if not agent.is_alive or agent.is_paused:
+        agent, seconds = self._victim or self.world.choice(living), self.world.log_between(0.1, 20.0)
+        if not agent.is_alive or agent.stuck or agent.warden_is_stopped:
             return
         self.world.note(agent.name, "is stopped", round(seconds, 3))
-        agent.pause()
+        agent.stick("main", "driver")
         if agent.is_host:
             self.cluster.engine.pause(seconds)
-        self.world.after(seconds, agent.resume)
+        self.world.after(seconds, agent.go_on, "main", "driver")
+
+    def stick_main(self) -> None:
+        """The thread that stops workers hangs, in a console that nobody reads or a dead file system; the other one goes on."""
+        agent = self._someone()
+        if agent is not None and not agent.stuck:
+            seconds = self.world.log_between(0.3, 60.0)
+            self.world.note(agent.name, "main thread hangs", round(seconds, 3))
+            agent.stick("main")
+            self.world.after(seconds, agent.go_on, "main")
+            if self.world.chance(0.3):
+                self.world.after(self.world.log_between(0.001, 1.0), self._cut, agent, self.world.log_between(1.0, 10.0))
+            if self.world.chance(0.4):
+                self.world.after(self.world.log_between(0.01, 2.0), self.fail_workers)
+
+    def stick_driver(self) -> None:
+        """The thread that talks to the store hangs; nobody renews the licence of the workers."""
+        agent = self._someone()
+        if agent is not None and not agent.stuck and not agent.warden_is_stopped:
+            seconds = self.world.log_between(0.3, 20.0)
+            self.world.note(agent.name, "driver hangs", round(seconds, 3))
+            agent.stick("driver")
+            self.world.after(seconds, agent.go_on, "driver")
+
+    def stop_warden(self) -> None:
+        """SIGSTOP of the warden, often with the node cut off; its agent is well, or nobody could end the workers."""
+        agent = self._someone()
+        if agent is not None and "driver" not in agent.stuck and not agent.warden_is_stopped:
+            seconds = self.world.log_between(0.3, 20.0)
+            self.world.note(agent.name, "warden is stopped", round(seconds, 3))
+            agent.stop_warden()
+            self.world.after(seconds, agent.continue_warden)
+            if self.world.chance(0.5):
+                self._cut(agent, self.world.log_between(1.0, 10.0))
+
+    def terminate_twice(self) -> None:
+        if (agent := self._someone()) is not None:
+            agent.terminate()
+            self.world.after(self.world.log_between(1e-4, 1.0), agent.terminate)
+            self.cluster.start_again(agent, self.world.between(2.0, 9.0))
 
     def terminate(self) -> None:
         if (agent := self._someone()) is not None:
@@ -165,6 +213,11 @@ class Faults:
         if sum(one.is_alive for one in self.cluster.agents) < self.setup.nodes + 3:
             is_stranger = bool(self.cluster.oracle.number) and self.world.chance(0.1)  # the first one decides what the job is
             self.cluster.start_new(is_stranger)
+
+    def join_sick(self) -> None:
+        """A newcomer that gets a seat, and cannot start a worker."""
+        if sum(one.is_alive for one in self.cluster.agents) < self.setup.nodes + 3:
+            self.cluster.start_new(is_stranger=False, is_sick=True)
 
     def close_job(self) -> None:
         if (agent := self._someone()) is not None:
@@ -223,6 +276,21 @@ class Faults:
             if agent.is_alive and not agent.is_host and agent.driver.connection is not None and self.world.chance(0.5):
                 agent.driver.connection.reset()
 
+    def reset_one_side(self) -> None:
+        """What the store sends is answered by a reset; the node hears nothing, and thinks that all is well."""
+        agent = self._someone()
+        if agent is not None and agent.driver.connection is not None and not agent.is_host:
+            self.world.note(agent.name, "is reset towards the store")
+            agent.link.cut(up=False, down=True)
+            agent.driver.connection.break_server()
+            self.world.after(self.world.log_between(0.5, 8.0), self._mend, agent)
+
+    def go_far_away(self) -> None:
+        """Round trips of 300 ms and more, for a while."""
+        agent = self._someone()
+        if agent is not None and not agent.is_host:
+            agent.link.base_s = self.world.between(0.12, 0.3)
+
     def _hurt_workers(self, agent: Agent) -> None:
         """What hits the network hits the workers too, often enough."""
         if self.world.chance(0.5):
@@ -267,4 +335,5 @@ class Faults:
             agent.link.heal(self.world.now)
             if agent.driver.connection is not None:
                 agent.driver.connection.loses_reply_about = agent.driver.connection.loses_request_about = None
-            agent.resume()
+            agent.continue_warden()
+            agent.go_on("main", "driver")

@@ -10,15 +10,14 @@ from collections.abc import Callable
 from tests.simulation.network import Connection
 
 from rallypoint.core import fence
-from rallypoint.core.participant import Participant
+from rallypoint.core.participant import Former, Participant
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from tests.simulation.agent import Agent
 
-__all__ = ["BROKEN_GRACE_S", "NEVER", "Line"]
+__all__ = ["NEVER", "Line"]
 
-BROKEN_GRACE_S = 0.25
 STORE_TIMEOUT_S = 30.0
 REFUSAL_TIMEOUT_S = 3.0
 CONNECT_TIMEOUT_S = 1.0
@@ -32,6 +31,7 @@ class Line:
     pump: Callable[[], None]
     _forget_events: Callable[[], None]
     _forget_request: Callable[[], None]
+    _forget_grant: Callable[[], None]
     _send_watch: Callable[[str, int], None]
 
     def __init__(self, agent: Agent) -> None:
@@ -45,23 +45,32 @@ class Line:
         self._watches: dict[str, int] = {}  # what is watched, and the next revision to be told
         self._confirmed: set[str] = set()
         self._asked_watches: dict[int, str] = {}
-        self._broken_at = self._silent_since = NEVER
+        self._silent_since = NEVER
         self._unreachable_since: float | None = None
         self._refused_since: float | None = None
         self._trouble = ""
         self._dials = self._failures = self._session = 0
         self._fence_at = self._wake_at = NEVER
+        self.former: Former | None = None
+        self.returns_until = -NEVER
 
     # The lease, as this node sees it.
 
     def valid_until(self) -> float:
         if not self.lease:
             return NEVER
-        own_end = self.renewed_at + self.setup.fence_s
-        return own_end if self.setup.is_replicated else min(own_end, self._broken_at + BROKEN_GRACE_S)
+        return self.renewed_at + self.setup.fence_s
 
     def check_fence(self) -> bool:
         """Whether all is well; if not, what follows from that has been done."""
+        participant = self.participant
+        if participant is not None and participant.why_fenced:
+            self.end_session(participant.why_fenced)
+            return False
+        if participant is not None and participant.is_returning and self.agent.time() >= self.returns_until:
+            self.world.tally["fences"] += 1
+            self.end_session("it was not confirmed in time that this node is back")
+            return False
         connection = fence.Connection(self.valid_until(), self._unreachable_since, self._refused_since, self._trouble)
         match fence.judge(connection, STORE_TIMEOUT_S, REFUSAL_TIMEOUT_S, self.agent.time()):
             case fence.Fence(why):
@@ -82,10 +91,12 @@ class Line:
             self.world.at(at, self._on_fence, at)
 
     def _on_fence(self, planned: float) -> None:
-        if planned == self._fence_at and self.agent.is_awake(self._on_fence, planned):
+        if planned == self._fence_at and self.agent.driver_can(self._on_fence, planned):
             self._fence_at = NEVER
             valid_until = self.valid_until()
-            if self._unreachable_since is None and self.agent.time() < valid_until:  # as `judge` would say, only quicker
+            is_returning = self.participant is not None and self.participant.is_returning
+            is_well = self._unreachable_since is None and not is_returning
+            if is_well and self.agent.time() < valid_until:  # as `judge` would say, only quicker
                 self._arm_fence(self.clock.when(valid_until))
             else:
                 self.check_fence()
@@ -95,10 +106,12 @@ class Line:
         self.world.note(self.agent.name, "session over", why)
         self.close()
         self._session += 1
+        if self.participant is not None:
+            self.former = self.participant.former
         self.participant, self.lease = None, 0
         self._watches = {}
         self._forget_events()
-        self._broken_at = self._silent_since = self._wake_at = NEVER
+        self._silent_since = self._wake_at = NEVER
         if self._unreachable_since is None:
             self._unreachable_since = self.agent.time()
         self.agent.fenced(why)
@@ -109,6 +122,7 @@ class Line:
         connection, self.connection = self.connection, None
         self._is_up = False
         self._forget_request()
+        self._forget_grant()
         if connection is not None:
             connection.close()
 
@@ -121,7 +135,7 @@ class Line:
         self.world.after(delay_s, self._dialled, self._dials, answer)
 
     def _dialled(self, dial: int, answer: str) -> None:
-        if dial != self._dials or not self.agent.is_awake(self._dialled, dial, answer):
+        if dial != self._dials or not self.agent.driver_can(self._dialled, dial, answer):
             return
         now = self.agent.time()
         if answer == "open" and self.engine.answers_dial(self.link) == "open":
@@ -135,7 +149,7 @@ class Line:
             self.world.after(min(1.0, 0.05 * 2.0**self._failures) * self.world.between(0.5, 1.0), self._redial, dial)
 
     def _redial(self, dial: int) -> None:
-        if dial == self._dials and self.agent.is_awake(self._redial, dial):
+        if dial == self._dials and self.agent.driver_can(self._redial, dial):
             self.dial()
 
     def _connected(self, now: float) -> None:
@@ -154,18 +168,17 @@ class Line:
             self.world.after(HANDSHAKE_S, self._not_granted, self.connection)
 
     def _not_granted(self, connection: Connection) -> None:
-        if connection is self.connection and not self._is_up and self.agent.is_awake(self._not_granted, connection):
+        if connection is self.connection and not self._is_up and self.agent.driver_can(self._not_granted, connection):
             connection.close()
             self.on_break(connection, "no answer")
 
     def on_break(self, connection: Connection, why: str) -> None:
         """The connection is gone; what was asked over it may have been done or not."""
-        if connection is not self.connection or not self.agent.is_awake(self.on_break, connection, why):
+        if connection is not self.connection or not self.agent.driver_can(self.on_break, connection, why):
             return
         self.world.note(self.agent.name, "connection broke", why)
         self.world.tally["breaks"] += 1
         now = self.agent.time()
-        self._broken_at = min(self._broken_at, now)
         self._silent_since = NEVER
         self._unreachable_since, self._trouble = now, why
         self.close()

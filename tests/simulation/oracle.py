@@ -22,7 +22,6 @@ __all__ = ["Oracle"]
 
 KEYS_PER_NODE = 6
 KEYS_OF_A_JOB = 24
-NEVER = float("inf")
 
 
 class Oracle:
@@ -74,6 +73,12 @@ class Oracle:
                 number, _, node_id = key[8:].partition("/")
                 self.dones.setdefault((int(number), node_id), event.revision)
                 self.notice("done")
+            elif key.startswith("up/left/"):
+                self.present.discard(key.rpartition("/")[2])
+            elif key.startswith("down/expelled/"):
+                self.world.note("store", "expels", key[14:])
+                self.world.tally["nodes expelled"] += 1
+                self.notice("expelled")
             elif key.startswith("down/refused/"):
                 self._refused(key.rpartition("/")[2])
             elif key.startswith("seats/"):
@@ -218,7 +223,7 @@ class Oracle:
         if kind == "join" and done:
             raise Violation(f"{agent.name} ends generation {number} for a joiner, knowing that {done} are done")
         gone = [agent.node_id] if is_own else [one for one in seats if one not in self.present]
-        if kind in ("loss", "departure") and number == self.number and set(gone) <= set(done):
+        if kind in ("loss", "departure", "sick") and number == self.number and set(gone) <= set(done):
             raise Violation(f"{agent.name} ends generation {number} for a loss, but whoever is gone was done")
 
     def workers_start(self, agent: Agent, generation: int) -> None:
@@ -226,20 +231,10 @@ class Oracle:
         self.notice("started")
         for other in self.agents:
             if other.workers and other is not agent and other.workers != generation:
-                # Who was stopped learns only after it has woken up that it was replaced; so it may also be the one that starts.
-                if other.is_paused or self.world.now <= max(other.excused_until, agent.excused_until):
-                    self.world.tally["overlaps with a stopped agent"] += 1
-                elif other.is_stuck and self._was_left_out(other.workers):
-                    self.world.tally["overlaps with one that was left out"] += 1
-                else:
-                    raise Violation(
-                        f"{agent.name} starts workers of generation {generation}"
-                        f" while those of {other.workers} may run at {other.name}"
-                    )
-
-    def _was_left_out(self, generation: int) -> bool:
-        """Whether all of the time had passed that a node has to stop its workers; only a clock that gains may make it less."""
-        return self.world.now >= self.signal_at.get(generation, NEVER) + 0.98 * self.setup.policy.ready_timeout_s
+                raise Violation(
+                    f"{agent.name} starts workers of generation {generation}"
+                    f" while those of {other.workers} may run at {other.name}"
+                )
 
     def workers_succeeded(self, agent: Agent, generation: int) -> None:
         self.succeeded.add((generation, agent.node_id))

@@ -10,7 +10,7 @@ from tests.simulation.driver import Driver
 from tests.simulation.network import Connection
 from tests.simulation.planting import BUGS, Patches, bug, planted
 
-from rallypoint.core import generation, leader, leases, participant, seating
+from rallypoint.core import generation, leader, leases, seating
 from rallypoint.core import job_records as job
 from rallypoint.core.coordination import Compare, Outcome, Put, Transaction
 from rallypoint.core.forming import Forming
@@ -129,11 +129,6 @@ def no_wait_for_the_fence() -> Patches:
 
 
 @bug
-def no_margin_after_a_break() -> Patches:
-    return [(generation, "BREAK_MARGIN_S", 0.0)]
-
-
-@bug
 def no_wait_for_busy_members() -> Patches:
     def regroup(roster, current, policy, now):
         return real(roster, current.replace(signal_at=float("-inf")), policy, now)
@@ -168,11 +163,6 @@ def more_nodes_than_allowed() -> Patches:
 
 
 @bug
-def left_out_counts_as_ready() -> Patches:
-    return [(Roster, "_forget_readiness_of_the_late", lambda self: None), (participant, "LONG_STOP_S", 1e9)]
-
-
-@bug
 def decision_not_repeated_when_it_was_lost() -> Patches:
     def decide_once(self, board, now):
         self._decide_at = None
@@ -192,8 +182,8 @@ def joiner_without_a_budget() -> Patches:
 
 @bug
 def done_is_bound_to_the_lease() -> Patches:
-    def next_write(self, now):
-        request = real(self, now)
+    def next_write(self):
+        request = real(self)
         if request is not None and request.then[0].key.startswith("up/done/"):
             return Transaction((), (request.then[0].replace(lease=self._joining.lease),))
         return request

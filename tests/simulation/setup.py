@@ -58,7 +58,7 @@ class Setup:
             last_call_s=world.between(0.2, 2.0),
             scale_up_window_s=0.3,
             after_expiry_s=self.fence_s - self.ttl_s,
-            ready_timeout_s=self.grace_s + max(5.0, self.fence_s + 0.5),  # by then a node that cannot hear has fenced itself
+            ready_timeout_s=self.grace_s + 5.0,
         )
 
     def _draw_restarts(self, world: World) -> RestartPolicy:

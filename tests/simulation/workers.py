@@ -1,14 +1,14 @@
 """The workers of one simulated agent: a group of them is a generation number and the time that things take.
 
 What a worker computes is of no interest here. They start, succeed, fail or are stopped, also while their agent is stopped itself,
-which learns it when it goes on.
+which learns it when it goes on. Their warden holds a licence: when it is over it kills them, whatever their agent does.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from tests.simulation.world import World
+from tests.simulation.world import Clock, World
 
 from rallypoint.core import agent as machine
 from rallypoint.core import job_records as job
@@ -40,7 +40,9 @@ class WorkerHost:
     seat: job.Seat | None
     is_alive: bool
     is_leaving: bool
-    is_awake: Callable[..., bool]
+    main_can: Callable[..., bool]
+    time: Callable[[], float]
+    clock: Clock
     may_be_ready: Callable[[], None]
     _observe: Callable[[machine.Observation], None]
     _tell_end: Callable[[], None]
@@ -48,36 +50,91 @@ class WorkerHost:
 
     def __init__(self) -> None:
         self.workers = 0
-        self.is_stubborn = False  # its workers will take too long to stop
-        self.is_stuck = False  # they do: no signal ends them, as a process that hangs in the kernel
+        self.is_stubborn = False  # its agent will take too long to stop them
+        self.licence = 0.0  # until when they may run, on the node's clock
+        self.warden_is_stopped = False
+        self._known_until = 0.0  # what the warden has read of it
         self._group = 0  # which group of workers, so that what was planned for another is void
+        self._dead_group = 0  # the last that was killed without its agent's doing
         self._is_stopping = self._is_killing = self._is_starting = False
         self._stop_why = ""
 
     def _start(self, generation: int) -> None:
         self._group += 1
-        self.workers, self._is_starting, self._is_stopping, self._is_killing, self._stop_why = generation, True, False, False, ""
-        self.world.note(self.name, "starts workers", generation)
-        self.oracle.workers_start(self, generation)
+        self._is_starting, self._is_stopping, self._is_killing, self._stop_why = True, False, False, ""
+        if self.time() < self.licence and not self.warden_is_stopped:
+            self.workers = generation
+            self.world.note(self.name, "starts workers", generation)
+            self.oracle.workers_start(self, generation)
+            self._known_until = self.licence
+            self.world.at(self.clock.when(self._known_until), self._look_at_licence, self._group)
+        else:
+            self.world.tally["starts refused by the warden"] += 1
+            self._dead_group = self._group
         self.world.after(self.world.between(0.001, START_S), self._started, self._group)
 
     def _started(self, group: int) -> None:
-        if group != self._group or self._is_killing or not self.is_awake(self._started, group):
+        if group != self._group or self._is_killing or not self.main_can(self._started, group):
             return
         self._is_starting = False
         self._observe(machine.Started())
         self.world.after(self.setup.work_s(self.world), self._succeed, group)
-        if self._stop_why:
+        if group == self._dead_group:
+            self._hear_of_expiry(group)
+        elif self._stop_why:
             self._observe(machine.Regroup(self._stop_why))
 
+    # The warden.
+
+    def _look_at_licence(self, group: int) -> None:
+        """The time that the warden knows of is over: has it been given more?"""
+        if group != self._group or not self.workers or self.warden_is_stopped:
+            return
+        if self.time() >= self.licence:
+            self.world.note(self.name, "licence is over", self.workers)
+            self.world.tally["licences over"] += 1
+            self._kill_processes()
+            return
+        self._known_until = self.licence
+        self.world.at(self.clock.when(self._known_until), self._look_at_licence, group)
+
+    def stop_warden(self) -> None:
+        self.warden_is_stopped = True
+
+    def continue_warden(self) -> None:
+        if self.warden_is_stopped:
+            self.warden_is_stopped = False
+            self._look_at_licence(self._group)
+
+    def _kill_processes(self) -> None:
+        """Whoever notices first kills them, by their process ids; their agent hears of it when it can."""
+        if self.workers:
+            self.world.after(self.world.between(0.001, KILL_S), self._processes_gone, self._group)
+
+    def _processes_gone(self, group: int) -> None:
+        if group != self._group or not self.workers:
+            return
+        self.world.note(self.name, "workers were killed", self.workers)
+        self.workers, self._dead_group = 0, group
+        if self._is_stopping:
+            self._workers_gone(group)
+        elif not self._is_starting:
+            self._hear_of_expiry(group)
+
+    def _hear_of_expiry(self, group: int) -> None:
+        if group == self._group and not self._is_stopping and self.is_alive and self.main_can(self._hear_of_expiry, group):
+            self._observe(machine.Fenced("the licence of the workers is over"))
+
+    # What becomes of them.
+
     def _succeed(self, group: int) -> None:
-        if group != self._group or self._is_stopping:
+        if group != self._group or self._is_stopping or group == self._dead_group:
             return
         if self.workers:  # they end by themselves, whatever their agent does
             self.oracle.workers_succeeded(self, self.workers)
             self.world.note(self.name, "workers succeeded", self.workers)
             self.workers = 0
-        if self.is_awake(self._succeed, group):
+        if self.main_can(self._succeed, group):
             self._observe(machine.Succeeded())
             self._tell_end()
 
@@ -85,7 +142,7 @@ class WorkerHost:
         """One worker fails, as long as this group runs."""
         if group != self._group or self._is_stopping or not self.workers or not isinstance(self.state, machine.Running):
             return
-        if not self.is_awake(self.fail, group, exitcode, message):
+        if not self.main_can(self.fail, group, exitcode, message):
             return
         self.world.note(self.name, "a worker fails", (self.workers, message))
         self.oracle.worker_failed(self, self.workers)
@@ -112,7 +169,6 @@ class WorkerHost:
             delay_s = self.world.between(0.001, self.setup.grace_s) if self.workers else 0.0
             if self.is_stubborn:
                 delay_s, self.is_stubborn = delay_s + self.world.between(5.0, 45.0), False
-                self.is_stuck = True
             self.world.after(delay_s, self._workers_gone, self._group)
 
     def _kill(self) -> None:
@@ -129,8 +185,7 @@ class WorkerHost:
         if self.workers:
             self.world.note(self.name, "workers are gone", self.workers)
             self.workers = 0
-        self.is_stuck = False
-        if self.is_awake(self._workers_gone, group):
+        if self.main_can(self._workers_gone, group):
             self._group += 1
             self._is_stopping = self._is_killing = False
             self._stopped()

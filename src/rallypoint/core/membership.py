@@ -68,6 +68,7 @@ class Membership:
         self._report: tuple[int, NodeReport] | None = None  # of which generation; kept until it is written, whatever comes next
         self._is_done = False  # and that has to be told
         self._done_in = 0  # the last generation in which we were done
+        self._fallen_in = 0  # the last generation whose workers are gone here, without being done
         self._departure: job.Signal | None = None
         self._former = joining.former
         self.is_returning = False  # we have a new lease, but nobody has taken note yet that we are still a member
@@ -84,7 +85,9 @@ class Membership:
     # What the agent says.
 
     def ready(self, now: float, port: int) -> None:
-        """No worker runs here; the next generation may have us."""
+        """No worker runs here; the next generation may have us. If nobody has ended the one that we sit in, we have to."""
+        if self.seat is not None and self._done_in != self.seat.generation:
+            self._fallen_in = self.seat.generation
         self.record = self.record.replace(ready_after=self._last_generation, port=port)
         self.seat, self._is_done, self.is_returning = None, False, False
         self._ready_at, self._status_at = now, now + STATUS_INTERVAL_S
@@ -168,6 +171,9 @@ class Membership:
             return self._create(job.signal_key(generation), signal, failure)
         if seat is not None and self._departure is not None and self._is_missed(seat):
             return self._create(job.signal_key(seat.generation), self._departure)
+        if self._fallen_in and self._fallen_in == board.number and board.signal() is None:
+            why = f"the workers of {self.record.name} were killed: the store had not confirmed in time that they may run"
+            return self._create(job.signal_key(board.number), job.Signal("loss", why, self.record.name))
         if seat is not None and self._is_done:
             return Transaction((), (Put(job.done_key(seat.generation, self.id), b"1"),))
         if self._written != self.record and self._must_tell_record():
@@ -185,8 +191,11 @@ class Membership:
     def _return(self) -> Transaction | None:
         """Be a member again, unless another generation was formed; no leader that does not know of it can form one after this."""
         if self.seat is None or self.board.number != self.seat.generation:
-            return None  # our agent is told to stop; the licence that it had is not renewed
-        unchanged = (Compare(job.GENERATION, "mod", self.board.generation_revision),)
+            return None  # we are fenced, and nothing that we write can change it
+        unchanged = (
+            Compare(job.GENERATION, "mod", self.board.generation_revision),
+            Compare(job.expelled_key(self.id), "create", 0),
+        )
         return Transaction(unchanged, (self._own_record(), Put(job.RETURNED, self.id.encode())), (Get(job.GENERATION),))
 
     def _is_missed(self, seat: job.Seat) -> bool:
@@ -206,6 +215,8 @@ class Membership:
             return self._create(job.CLOSED, self._closing)
         if self.has_left:
             return None
+        if self.seat is not None and self._departure is not None and self.board.closed is None and self._is_missed(self.seat):
+            return self._create(job.signal_key(self.seat.generation), self._departure)
         go: tuple[Operation, ...] = (Delete(job.node_key(self.id)),)
         if self.seat is not None and self.board.closed is None:
             go = (*go, Put(job.left_key(self.seat.generation, self.id), job.LEFT))

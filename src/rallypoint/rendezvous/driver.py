@@ -4,6 +4,9 @@ It owns the connection to the coordination store, and drives a `core.participant
 events as they come, keepalives when they are due. When the store is silent for too long, `core.fence` says so; then the session
 is over, and a new one begins, under a new number.
 
+It also keeps the workers' licence: with each word of the store it writes down until when they may run. If this thread hangs, or
+the whole process does, the warden ends them by that.
+
 The agent speaks to it through `tell`, and hears from it through `take`; `fileno` wakes the agent.
 """
 
@@ -17,9 +20,10 @@ from collections.abc import Callable
 from rallypoint import report
 from rallypoint.core import fence, news
 from rallypoint.core.coordination import Outcome, Read, Request, Snapshot, Transaction
-from rallypoint.core.participant import Participant
+from rallypoint.core.participant import Former, Participant
 from rallypoint.errors import RendezvousError
 from rallypoint.processes.context import wait_readable
+from rallypoint.processes.licence import Licence
 from rallypoint.records import Value
 from rallypoint.store.bell import Bell
 from rallypoint.store.coordination import (
@@ -35,11 +39,13 @@ from rallypoint.store.coordination import (
 __all__ = ["Driver", "Fenced", "Lost", "Patience", "Word"]
 
 REQUEST_TIMEOUT_S = 10.0
+RETRY_S = 0.2
 
 
 class Patience(Value):
-    """How long a store may be silent, or refuse us, until we give up."""
+    """How long a lease is, and how long a store may be silent, or refuse us, until we give up."""
 
+    lease_s: float
     store_timeout_s: float
     refusal_timeout_s: float
 
@@ -62,9 +68,16 @@ Word = Callable[[Participant], None]
 class Driver:
     """One thread; `connect` gives a connection with a lease and the participant that goes with it, or None when stopped."""
 
-    def __init__(self, connect: Callable[[], tuple[Coordination, Participant] | None], patience: Patience) -> None:
+    def __init__(
+        self, connect: Callable[[], tuple[Coordination, Participant] | None], patience: Patience, licence: Licence
+    ) -> None:
         self._connect = connect
         self._patience = patience
+        self._licence = licence
+        self._licence.extend(0.0)
+        self.kill_workers: Callable[[], None] = lambda: None  # at once, from whatever thread
+        self.former: Former | None = None  # what the next session is to vouch for
+        self._returns_until = float("-inf")
         self._lock = threading.Lock()
         self._words: deque[Word] = deque()
         self._heard: deque[news.News | Fenced | Lost] = deque()
@@ -144,10 +157,14 @@ class Driver:
             while not self._is_stopped and self._live_one_session():
                 pass
         except (CoordinationError, RendezvousError, OSError) as error:
-            self._hear(Lost(error))
+            self._lose(error)
         except Exception as error:  # the thread ends here: whatever it was, the agent must not wait for it for ever
+            self._lose(error)
             report.warn(f"the rendezvous thread failed: {error!r}")
-            self._hear(Lost(error))
+
+    def _lose(self, error: Exception) -> None:
+        self._end_licence()
+        self._hear(Lost(error))
 
     def _live_one_session(self) -> bool:
         """Until the session ends; whether another one is to follow."""
@@ -155,23 +172,27 @@ class Driver:
         if connected is None:
             return False
         engine, participant = connected
+        self._licence.entrust(engine.testimony())
         try:
             if self._ready_port is not None:
                 participant.ready(time.monotonic(), self._ready_port)
             return self._drive(engine, participant)
         finally:
+            self._licence.entrust(None)
             engine.close()
 
     def _drive(self, engine: Coordination, participant: Participant) -> bool:
         while True:
-            why = self._check(engine)
+            why = self._check(engine, participant)
             if why is not None:
                 return self._end_session(participant, why)
             is_reached = True
             try:
                 is_busy = self._turn(engine, participant)
             except LeaseLostError as error:
-                return self._end_session(participant, str(error))
+                if not self._come_back(engine, participant):
+                    return self._end_session(participant, str(error))
+                is_busy = True
             except UnreachableError:
                 is_busy = is_reached = False
                 if self._is_stopped:
@@ -182,21 +203,51 @@ class Driver:
             except (StoreGoneError, RefusedError) as error:
                 self._end_session(participant, str(error))
                 raise
+            else:
+                self._renew_licence(engine, participant)
             self._pass_on(participant)
             if self._is_stopped and not self._words and not self._has_to_say(participant):
                 return False
             if not is_busy:
                 self._rest(engine, participant.wake_at() if is_reached else None)
 
-    def _check(self, engine: Coordination) -> str | None:
+    def _check(self, engine: Coordination, participant: Participant) -> str | None:
         """Why the session is over, if it is; gives up for good where there is no hope."""
         patience = self._patience
+        if participant.why_fenced:
+            return participant.why_fenced
+        if participant.is_returning and time.monotonic() >= self._returns_until:
+            return "the coordination store did not confirm in time that this node is back"
         match fence.judge(engine.connection(), patience.store_timeout_s, patience.refusal_timeout_s, time.monotonic()):
             case fence.Fence(why):
                 return why
             case fence.GiveUp(why):
                 raise StoreGoneError(why)
         return None
+
+    def _come_back(self, engine: Coordination, participant: Participant) -> bool:
+        """Our lease has ended: whether we are still within our fence, and go on with a new lease, or try to."""
+        until = self._returns_until if participant.is_returning else engine.may_return_until()
+        if time.monotonic() >= until or self._is_stopped:
+            return False
+        self._returns_until = until
+        try:
+            participant.come_back(engine.grant(self._patience.lease_s, min(until, time.monotonic() + REQUEST_TIMEOUT_S)))
+        except UnreachableError:
+            wait_readable([self._bell.fileno()], min(RETRY_S, max(0.0, until - time.monotonic())))
+            self._bell.silence()
+        return True
+
+    def _renew_licence(self, engine: Coordination, participant: Participant) -> None:
+        """Until when our workers may run. As long as it is not known that we are back, what we had before counts."""
+        if participant.seat is None:
+            self._licence.extend(0.0)
+        elif not participant.is_returning:
+            self._licence.extend(engine.valid_until())
+
+    def _end_licence(self) -> None:
+        self._licence.extend(0.0)
+        self.kill_workers()
 
     def _turn(self, engine: Coordination, participant: Participant) -> bool:
         """Take in what came, do the one thing that is next; whether there may be more to do."""
@@ -234,6 +285,9 @@ class Driver:
 
     def _end_session(self, participant: Participant, why: str) -> bool:
         """We are not part of the job any more; if workers may run, that ends them."""
+        self.former = participant.former
+        if participant.seat is not None:
+            self._end_licence()
         self._pass_on(participant)
         if participant.seat is not None:
             self._fenced.ring()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from rallypoint import defaults, report
 from rallypoint.core import agent as machine
@@ -19,6 +19,7 @@ from rallypoint.core.participant import Participant
 from rallypoint.core.ranks import WorkerRanks
 from rallypoint.errors import RendezvousConnectionError, RendezvousError
 from rallypoint.processes.context import wait_readable
+from rallypoint.processes.licence import Licence
 from rallypoint.rendezvous import endings
 from rallypoint.rendezvous.coordinated import CoordinatedHandler, Introduction
 from rallypoint.rendezvous.driver import Driver, Fenced, Lost, Patience, Word
@@ -53,6 +54,8 @@ class DynamicRendezvous(CoordinatedHandler):
         self.name = stable_name(self._hint, os.uname().nodename)
         self._introduction = Introduction("", 1, 0, "", defaults.SHUTDOWN_TIMEOUT_S)
         self._driver: Driver | None = None
+        self._licence: Licence | None = None
+        self._kill_workers: Callable[[], None] = lambda: None
         self._has_asked = False
         self._seated: news.Seated | None = None
         self._is_over = False  # the generation in which we sat
@@ -155,6 +158,14 @@ class DynamicRendezvous(CoordinatedHandler):
     def fence_fd(self) -> int | None:
         return self._driver.fence_fileno() if self._driver else None
 
+    def licence_fd(self) -> int | None:
+        return self._licence.fileno() if self._licence else None
+
+    def on_fence(self, kill: Callable[[], None]) -> None:
+        self._kill_workers = kill
+        if self._driver is not None:
+            self._driver.kill_workers = kill
+
     def report_failure(self, failures: Mapping[int, WorkerFailure]) -> None:
         told = NodeReport(self.name, 0, tuple(failures.values()), stopped=max(0, self._introduction.workers - len(failures)))
         self._tell(lambda participant: participant.failed(told))
@@ -190,6 +201,9 @@ class DynamicRendezvous(CoordinatedHandler):
         self._place.close(float("inf") if stays_for_others else self._settings.close_timeout_s)
         self._worker_store.close()
         driver.close()
+        if self._licence is not None:
+            self._licence.close()
+            self._licence = None
 
     def _stay_for_workers(self, driver: Driver) -> None:
         """We are done, but the workers' store is here: stay until the job has ended, or goes on in a generation without us."""
@@ -205,9 +219,14 @@ class DynamicRendezvous(CoordinatedHandler):
                     wait_readable([driver.fileno()], None)
 
     def _say_how_it_ends(self, driver: Driver, failure: str) -> None:
-        """A failure of ours ends the job. The end of the host ends it too, unless that is done and stays for the others."""
-        if failure and self._seated is not None:  # who was refused must not end a job of others
-            driver.tell(lambda participant: participant.close("failed", f"{self.name}: {failure}"[:job.MAX_WHY]))
+        """What is wrong with this node alone need not end the job: the others go on if they are enough. The end of the host
+        ends it, unless that is done and stays for the others.
+        """
+        sick = f"{self.name} cannot run workers: {failure}"[:job.MAX_WHY]
+        if failure and self._place.is_host:
+            driver.tell(lambda participant: participant.close("failed", sick))
+        elif failure and self._seated is not None:  # who was refused must not stop a job of others
+            driver.tell(lambda participant: participant.departing(sick, is_sick=True))
         elif self._place.is_host and not self._is_done:
             why = f"{self.name}, which hosts the coordination store, has ended"
             driver.tell(lambda participant: participant.close("host_left", why))
@@ -263,8 +282,12 @@ class DynamicRendezvous(CoordinatedHandler):
 
     def _start(self) -> Driver:
         if self._driver is None:
-            patience = Patience(self._terms.patience_s(self._settings.store_timeout_s), REFUSAL_TIMEOUT_S)
-            self._driver = Driver(self._open_session, patience)
+            store_timeout_s = self._terms.patience_s(self._settings.store_timeout_s)
+            self._licence = Licence()
+            self._driver = Driver(
+                self._open_session, Patience(self._terms.lease_s, store_timeout_s, REFUSAL_TIMEOUT_S), self._licence
+            )
+            self._driver.kill_workers = self._kill_workers
             self._driver.start()
         return self._driver
 
@@ -286,4 +309,5 @@ class DynamicRendezvous(CoordinatedHandler):
         lease = engine.grant(self._terms.lease_s, time.monotonic() + settings.store_timeout_s)
         self._address = self._worker_store.address_for(self._params.local_addr or self._place.advertised_address(engine))
         me = Identity(self.name, self._hint, self._address, lease)
-        return engine, Participant(make_joining(self._params, settings, self._introduction, me, self._terms))
+        joining = make_joining(self._params, settings, self._introduction, me, self._terms)
+        return engine, Participant(joining.replace(former=driver.former))

@@ -16,8 +16,7 @@ from rallypoint.rendezvous.settings import Settings, agreed, mismatch
 
 __all__ = ["Identity", "Terms", "cell_terms", "embedded_terms", "etcd_terms", "make_joining"]
 
-LEAST_READY_MARGIN_S = 5.0
-FENCE_MARGIN_S = 0.5
+READY_MARGIN_S = 5.0
 NODES_PER_KEEPALIVE_SECOND = 1000
 NODES_PER_ETCD_KEEPALIVE_SECOND = 200
 NODES_PER_CELL_KEEPALIVE_SECOND = 20  # each writes all that there is, and only one at a time can
@@ -107,8 +106,7 @@ def _policy(params: RendezvousParameters, settings: Settings, introduction: Intr
         scale_up_window_s=settings.scale_up_window_s,
         lease_s=terms.lease_s,
         after_expiry_s=terms.fence_s - terms.lease_s,
-        # Beyond the time that workers have to stop. A node that cannot hear the signal has fenced itself by then.
-        ready_timeout_s=introduction.shutdown_timeout_s + max(LEAST_READY_MARGIN_S, terms.fence_s + FENCE_MARGIN_S),
+        ready_timeout_s=introduction.shutdown_timeout_s + READY_MARGIN_S,  # after that a node is expelled
     )
 
 

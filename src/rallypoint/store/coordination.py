@@ -9,6 +9,7 @@ whenever it is called, so whoever holds a lease calls `take_events` when `wake_a
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 
 from rallypoint.core.coordination import Event, Outcome, Snapshot, Transaction
@@ -102,6 +103,13 @@ class Coordination(ABC):
 
         Counted from when the last keepalive that was answered was *sent*. Infinite while there is no lease.
         """
+
+    def may_return_until(self) -> float:
+        """Until when a node whose lease has ended cannot have been replaced, so that it may go on with a new one.
+
+        That is so only where nodes have agreed to wait for longer than a lease.
+        """
+        return -math.inf
 
     def connection(self) -> Connection:
         """How things stand, for `core.fence`; an engine that knows since when its connection is broken, and why, says so."""

@@ -163,6 +163,10 @@ class EtcdCoordination(Coordination):
         lease = self._keeper.lease
         return math.inf if lease is None else lease.valid_until() + max(0.0, self._fence_s - lease.ttl_s)
 
+    def may_return_until(self) -> float:
+        lease = self._keeper.lease
+        return -math.inf if lease is None else lease.renewed_until() + max(0.0, self._fence_s - lease.ttl_s)
+
     def _new_lease(self, ttl_s: int, deadline: float) -> HeldLease:
         answer = self._caller.call(GRANT, {"TTL": str(ttl_s)}, deadline)
         return HeldLease(number(answer.fields, "ID"), number(answer.fields, "TTL"), answer.sent_at)

@@ -27,6 +27,10 @@ class HeldLease:
     def valid_until(self) -> float:
         if self.is_lost:
             return -math.inf
+        return self.renewed_until()
+
+    def renewed_until(self) -> float:
+        """What the last keepalive that was answered was good for, also if the lease is lost since."""
         return self._renewed_at + self.ttl_s
 
     def note_sent(self, now: float) -> None:
