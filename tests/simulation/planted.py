@@ -5,8 +5,10 @@ They are small replacements of one method or constant, in the code under test or
 
 from __future__ import annotations
 
+from tests.simulation import agent
 from tests.simulation.agent import Agent
 from tests.simulation.driver import Driver
+from tests.simulation.engine import Engine
 from tests.simulation.network import Connection
 from tests.simulation.planting import BUGS, Patches, bug, planted
 
@@ -14,7 +16,7 @@ from rallypoint.core import generation, leader, leases, seating
 from rallypoint.core import job_records as job
 from rallypoint.core.coordination import Compare, Outcome, Put, Transaction
 from rallypoint.core.forming import Forming
-from rallypoint.core.generation import Current, Policy
+from rallypoint.core.generation import Current, Gone, Policy
 from rallypoint.core.leader import Leader
 from rallypoint.core.membership import Membership
 from rallypoint.core.participant import Participant
@@ -276,6 +278,124 @@ def watch_resumed_one_too_late() -> Patches:
 
     real = Driver._send_watch
     return [(Driver, "_send_watch", send_watch)]
+
+
+# Proof: a member is replaced only when its workers are surely gone.
+
+
+@bug
+def v1_who_does_not_stop_in_time_is_replaced() -> Patches:
+    """V1: after its time it is left out, although it lives and its workers run."""
+
+    def regroup(roster, current, policy, now):
+        is_late = now >= current.signal_at + policy.ready_timeout_s
+        late = {one for one in current.members if one in roster and roster[one].record.ready_after < current.number}
+        return real({one: node for one, node in roster.items() if not (is_late and one in late)}, current, policy, now)
+
+    real = generation._regroup
+    return [(generation, "_regroup", regroup)]
+
+
+@bug
+def v2_the_fence_waits_for_the_main_thread() -> Patches:
+    """V2: the thread that notices only tells the one that kills, and nobody else does."""
+
+    def fenced(self, why):
+        self._hear_of_fence(why)
+
+    return [(Agent, "fenced", fenced), (Agent, "_look_at_licence", lambda self, group: None)]
+
+
+@bug
+def v4_a_closed_connection_is_taken_for_death() -> Patches:
+    """V4: after a grace of 0.3 s the store ends the lease of whoever has not come back, as if somebody had vouched."""
+
+    def on_gone(self, connection):
+        real(self, connection)
+        session = connection.session
+        if session is not None and session.connection is None and not self.is_replicated:
+            self.world.after(0.3, drop, self, session)
+
+    def drop(self, session):
+        if session.connection is None and not self.is_dead:
+            self.keyspace.vouch(session.lease)
+            self._turn()
+
+    real = Engine._on_gone
+    return [(Engine, "_on_gone", on_gone)]
+
+
+@bug
+def v5_the_warden_holds_no_licence() -> Patches:
+    """V5: an agent that is stopped cannot kill its workers, and nobody else does."""
+    return [(Agent, "_look_at_licence", lambda self, group: None)]
+
+
+@bug
+def licence_renewed_without_a_seat() -> Patches:
+    """A new session then lets the workers of the last one run."""
+
+    def renew(self, participant):
+        self.agent.licence = self.valid_until()
+
+    return [(Driver, "_renew_licence", renew)]
+
+
+@bug
+def licence_renewed_before_the_return_is_known() -> Patches:
+    def renew(self, participant):
+        self.agent.licence = self.valid_until() if participant.seat is not None else 0.0
+
+    return [(Driver, "_renew_licence", renew)]
+
+
+@bug
+def returns_without_looking() -> Patches:
+    def come_back(self):
+        request = real(self)
+        return request and Transaction((), request.then)
+
+    real = Membership._return
+    return [(Membership, "_return", come_back)]
+
+
+@bug
+def testimony_before_the_workers_are_gone() -> Patches:
+    def die(self, with_machine=False, with_warden=False):
+        lease = self.driver.lease
+        real(self, with_machine, with_warden)
+        if lease and not with_machine and not self.setup.is_replicated:
+            Connection(self.world, self.link, self.driver, self.engine).send_up(("vouch", lease))
+
+    real = Agent.die
+    return [(Agent, "die", die), (agent, "WARDEN_S", 3.0)]
+
+
+@bug
+def vouches_for_itself_too_early() -> Patches:
+    def vouching(self):
+        return () if self._former is None else (Put(job.left_key(self._former.generation, self._former.id), job.LOST),)
+
+    return [(Membership, "_vouching", vouching)]
+
+
+@bug
+def expelled_and_not_waited_for() -> Patches:
+    def stopped_at(self, policy):
+        return float("-inf") if self.cause == "expelled" else real(self, policy)
+
+    real = Gone.stopped_at
+    return [(Gone, "stopped_at", stopped_at)]
+
+
+@bug
+def workers_killed_and_nobody_told() -> Patches:
+    def ready(self, now, port):
+        real(self, now, port)
+        self._fallen_in = 0
+
+    real = Membership.ready
+    return [(Membership, "ready", ready)]
 
 
 # The store.
