@@ -16,7 +16,13 @@ from rallypoint.agent_records import AgentRecords, _get_fq_hostname, describe
 from rallypoint.core import agent as machine
 from rallypoint.core import restarts
 from rallypoint.core.ranks import Member, WorkerRanks, assign
-from rallypoint.errors import JobFailedError, RendezvousGracefulExitError, SignalException, UnkillableWorkersError
+from rallypoint.errors import (
+    JobFailedError,
+    LicenceOverError,
+    RendezvousGracefulExitError,
+    SignalException,
+    UnkillableWorkersError,
+)
 from rallypoint.metrics import prof, put_metric
 from rallypoint.processes.context import wait_readable
 from rallypoint.processes.signals import inbox
@@ -147,6 +153,8 @@ class SimpleElasticAgent(AgentRecords, AgentPeers, ElasticAgent):
             return machine.CouldNotStop(str(error))
         except JobFailedError as error:
             return machine.JobEnded("failed", error.why)
+        except LicenceOverError as error:
+            return self._fenced(str(error))
 
     def _perform(self, action: machine.Action) -> machine.Observation:
         group = self._worker_group
@@ -189,6 +197,8 @@ class SimpleElasticAgent(AgentRecords, AgentPeers, ElasticAgent):
         if isinstance(peers, machine.Fenced) or (isinstance(peers, machine.JobEnded) and peers.how == "failed"):
             return peers
         result = self._last_result = self._monitor_workers(group)
+        if result.state is not WorkerState.SUCCEEDED and (why := self._licence_over()):
+            return self._fenced(why)
         group.state = result.state
         put_metric(f"workers.{spec.role}.remaining_restarts", self._remaining_restarts)
         put_metric(f"workers.{spec.role}.{result.state.name.lower()}", 1)
@@ -203,6 +213,10 @@ class SimpleElasticAgent(AgentRecords, AgentPeers, ElasticAgent):
             case WorkerState.HEALTHY:
                 return machine.PeersWaiting(spec.rdzv_handler.num_nodes_waiting())
         return machine.LostTrack(f"the workers of role {spec.role} are in the state {result.state.name}")
+
+    def _licence_over(self) -> str:
+        """Why our workers were killed, if that was because they may not run any longer."""
+        return ""
 
     def _wait_for_news(self) -> None:
         """An agent that knows no better looks every monitor interval."""

@@ -64,6 +64,13 @@ class AgentPeers:
         peers = self._peers()
         return peers.observe() if peers is not None else None
 
+    def _fenced(self, why: str) -> machine.Fenced:
+        """Our workers are gone because the others may take us for dead: then we are no longer part of their generation."""
+        peers = self._peers()
+        if peers is not None:
+            peers.was_fenced(why)
+        return machine.Fenced(why)
+
     def _report_failure(self, result: RunResult) -> restarts.Again | restarts.GiveUp | None:
         """Tell the job, which then rules; where there is nobody to tell, the ruling."""
         peers = self._peers()

@@ -6,6 +6,7 @@
     │   │   ├── NotAFolderError (also a NotADirectoryError)  what was named as a folder is a file
     │   │   └── RankError (also a RuntimeError)  the local ranks of a group of workers have a gap
     │   ├── WorkerStartError (also an OSError)  a worker's program could not be started
+    │   │   ├── LicenceOverError              workers of this node may not run any longer
     │   │   ├── WorkerNotFoundError           there is none
     │   │   └── WorkerNotAllowedError         it may not be executed
     │   ├── UnkillableWorkersError            workers outlived SIGKILL; this host must not be used again
@@ -29,6 +30,7 @@ import signal
 __all__ = [
     "ExitCode",
     "JobFailedError",
+    "LicenceOverError",
     "NotAFolderError",
     "RallypointError",
     "RankError",
@@ -80,6 +82,10 @@ class RankError(UsageError, RuntimeError):
 
 class WorkerStartError(RallypointError, OSError):
     """The kernel refused to start a worker's program: it is not there, or may not be executed."""
+
+
+class LicenceOverError(WorkerStartError):
+    """No worker of this node may run any longer: the others may take it for dead."""
 
 
 class WorkerNotFoundError(WorkerStartError, FileNotFoundError):

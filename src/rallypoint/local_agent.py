@@ -138,9 +138,13 @@ class LocalElasticAgent(AgentSenses):
             numa_options=spec.numa_options,
             duplicate_stdout_filters=spec.duplicate_stdout_filters,
             duplicate_stderr_filters=spec.duplicate_stderr_filters,
+            licence_fd=peers.licence_fd() if (peers := self._peers()) is not None else None,
         )
-        if self._kill_wait_s is not None and isinstance(self._pcontext, WardedContext):
-            self._pcontext.kill_wait_s = self._kill_wait_s
+        if isinstance(self._pcontext, WardedContext):
+            if self._kill_wait_s is not None:
+                self._pcontext.kill_wait_s = self._kill_wait_s
+            if peers is not None:
+                peers.on_fence(self._pcontext.kill_at_once)
         if isinstance(self._logs_specs, DefaultLogsSpecs):
             self._use_folder(self._logs_specs)
         self._watch_for_hangs(self._pcontext.pids())
@@ -215,6 +219,11 @@ class LocalElasticAgent(AgentSenses):
         if ended.is_failed():
             return RunResult(WorkerState.FAILED, failures={global_rank[local]: one for local, one in ended.failures.items()})
         return RunResult(WorkerState.SUCCEEDED, {global_rank[local]: value for local, value in ended.return_values.items()})
+
+    def _licence_over(self) -> str:
+        if not isinstance(self._pcontext, WardedContext) or not self._pcontext.licence_expired:
+            return ""
+        return "this node's workers were killed: the coordination store had not confirmed this node for too long"
 
     def _wait_for_news(self) -> None:
         """Sleep until a worker, a peer or a signal wakes us; poll only for what cannot wake us."""

@@ -232,6 +232,8 @@ def _while_changing(state: Gathering | Starting | Stopping, seen: Observation) -
             return Done(False, why), Finish(False, why)
         case _, Joined(rank, size):
             return Starting(rank, size), Proceed(f"this node is {rank} of {size}")
+        case Starting(), Fenced(why):
+            return Stopping(why, True), Restart(why, 0, at_once=True)
         case _, Started():
             return Running(), Watch("all workers were started")
         case Stopping(why, True), Stopped():

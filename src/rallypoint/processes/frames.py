@@ -76,7 +76,7 @@ class FrameReader:
         return message, fds
 
     def _missing(self) -> int:
-        """How much of the message has not come yet. No more than that is read: descriptors belong to the message they come with."""
+        """How much of the message has not come yet. No more is read: descriptors belong to the message that they come with."""
         wanted = _HEAD_BYTES
         if len(self._buffer) >= _HEAD_BYTES:
             wanted += int.from_bytes(self._buffer[:_HEAD_BYTES], "little")

@@ -7,7 +7,7 @@ import os
 import select
 import time
 
-__all__ = ["adopt_orphans", "children", "die_with_parent", "kill_children", "kill_if_allowed", "set_name"]
+__all__ = ["adopt_orphans", "children", "die_with_parent", "has_children", "kill_children", "kill_if_allowed", "set_name"]
 
 _SIGKILL = 9  # importing signal takes longer than all else here
 _PR_SET_PDEATHSIG = 1
@@ -74,6 +74,15 @@ def kill_if_allowed(pid: int, number: int) -> None:
         os.kill(pid, number)
     except (PermissionError, ProcessLookupError):
         pass
+
+
+def has_children() -> bool:
+    """Whether there is anybody below us, in whatever state; those who have ended are still there until they are reaped."""
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
 
 
 def children() -> list[int]:

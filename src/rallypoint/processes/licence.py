@@ -98,6 +98,7 @@ def read_until(fd: int) -> float:
 
 
 def read_testimony(fd: int) -> tuple[tuple[tuple[int, Any], ...], bytes, bytes, bytes] | None:
-    """The addresses, the greeting, the key and the context of a testimony, once nobody can write any more; None if there is none."""
-    fields: tuple[tuple[tuple[int, Any], ...], bytes, bytes, bytes] | None = marshal.loads(os.pread(fd, _PAGE_BYTES, _TESTIMONY_AT))
+    """Addresses, greeting, key and context of the testimony, once nobody can write any more; None if there is none."""
+    fields: tuple[tuple[tuple[int, Any], ...], bytes, bytes, bytes] | None
+    fields = marshal.loads(os.pread(fd, _PAGE_BYTES, _TESTIMONY_AT))
     return fields

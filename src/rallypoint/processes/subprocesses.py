@@ -52,8 +52,13 @@ def start_processes(
     numa_options: Any = None,
     duplicate_stdout_filters: list[str] | None = None,
     duplicate_stderr_filters: list[str] | None = None,
+    *,
+    licence_fd: int | None = None,
 ) -> PContext:
-    """Start one process for each local rank, running a program or a function, and return them as a group."""
+    """Start one process for each local rank, running a program or a function, and return them as a group.
+
+    With `licence_fd` they may run as long as that page of memory says (`processes.licence`).
+    """
     common: dict[str, Any] = {
         "name": name,
         "args": args,
@@ -64,12 +69,13 @@ def start_processes(
         "duplicate_stdout_filters": duplicate_stdout_filters,
         "duplicate_stderr_filters": duplicate_stderr_filters,
     }
-    context: PContext
+    context: WardedContext
     if isinstance(entrypoint, str):
         context = SubprocessContext(entrypoint=entrypoint, **common)
     else:
         from rallypoint.processes.functions import MultiprocessContext
 
         context = MultiprocessContext(entrypoint=entrypoint, start_method=start_method, **common)
+    context.licence_fd = licence_fd
     context.start()
     return context

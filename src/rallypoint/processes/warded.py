@@ -1,23 +1,28 @@
 """Workers under a warden: started by it, listened to through the pump, stopped by the rules of `core.shutdown`.
 
+The warden holds the workers, and we hold the warden: if it does not answer while they are being stopped, it is killed, and the
+kernel kills them with it. Where there is no time for that, they are killed past it.
+
 This is what script workers and function workers share. A subclass says how each worker is launched, and what it returned.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import time
 from abc import abstractmethod
 
 from rallypoint import defaults, report
-from rallypoint.errors import UnkillableWorkersError, WorkerStartError, worker_start_error
-from rallypoint.processes import warden_client
+from rallypoint.errors import LicenceOverError, UnkillableWorkersError, WorkerStartError, worker_start_error
+from rallypoint.processes import suspension, warden_client
 from rallypoint.processes.context import PContext, RunProcsResult, wait_readable
+from rallypoint.processes.handles import WorkerHandles, is_stopped
 from rallypoint.processes.log_specs import LogsDest, Std
 from rallypoint.processes.outlets import Outlets
 from rallypoint.processes.signals import inbox
-from rallypoint.processes.warden_client import Exited, FailedToStart, Launch, Lost, Rest, Started, WardenClient
+from rallypoint.processes.warden_client import Exited, Expired, FailedToStart, Launch, Lost, Rest, Started, WardenClient
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,7 +36,8 @@ __all__ = ["WardedContext"]
 
 START_TIMEOUT_S = 60.0  # forking a few hundred processes takes less than one
 SIGNALLED_START_S = 0.5  # what is left for it once a signal has come; only an import in a fork server takes longer
-ANSWER_TIMEOUT_S = 10.0  # a warden answers in a millisecond; one that does not is stopped or stuck
+ANSWER_TIMEOUT_S = 5.0  # a warden answers in a millisecond; one that does not is stopped or stuck
+QUICK_ANSWER_S = 0.2  # the same, where the workers must be gone by now
 SHOWN_TIMEOUT_S = 1.0  # for what ended workers wrote, before their end is told
 DRAIN_TIMEOUT_S = 5.0  # for the last lines of ended workers, should the console be stuck
 
@@ -45,6 +51,8 @@ class WardedContext(PContext):
         self.cpus: dict[int, tuple[int, ...]] = {}  # by local rank, of those that are bound
         self.kill_wait_s = defaults.UNINTERRUPTIBLE_TIMEOUT_S
         self.hurry_fd: int | None = None  # readable once there is no time left for grace
+        self.licence_fd: int | None = None  # of the page that says until when the workers may run; None: there is no limit
+        self.expired_at: float | None = None  # when their warden killed them because that was over, of time.monotonic()
         self._warden: WardenClient | None = None
         self._outlets: Outlets | None = None
         self._logs = LogsDest()
@@ -53,7 +61,9 @@ class WardedContext(PContext):
         self._exits: dict[int, Exited] = {}
         self._start_error: WorkerStartError | None = None
         self._failures: dict[int, ProcessFailure] = {}
+        self._handles = WorkerHandles()
         self._rest: tuple[int, ...] | None = None  # None: not reported yet
+        self._look_at_warden_at = self._give_up_at = math.inf  # while it owes us an answer
         self._causes: Causes | None = None
 
     @abstractmethod
@@ -84,6 +94,15 @@ class WardedContext(PContext):
         if self._causes is not None:
             self._causes.explain(pid, why, ago_s)
 
+    @property
+    def licence_expired(self) -> bool:
+        """Whether the workers were killed, or not even started, because they may not run any longer."""
+        return self.expired_at is not None
+
+    def kill_at_once(self) -> None:
+        """Kill the workers and their process groups without asking anybody; from any thread."""
+        self._handles.kill()
+
     def news_fd(self) -> int | None:
         return self._warden.fileno() if self._warden else None
 
@@ -96,10 +115,14 @@ class WardedContext(PContext):
         self._logs = self._destinations()
         self._outlets = Outlets(self._logs, getattr(self._logs_specs, "log_max_bytes", None))
         self._inherited_env = {name: value for name, value in os.environ.items() if name != defaults.ENV_SECRET}
+        suspension.begin(self._warden.pid)
+        stdin = _input_of_workers()
         try:
-            self._warden.spawn([self._launch(rank) for rank in sorted(self.args)])
+            self._warden.spawn([self._launch(rank, stdin) for rank in sorted(self.args)], self.licence_fd)
         finally:
             self._outlets.hand_over()
+            if stdin is not None and stdin > 0:
+                os.close(stdin)
         self._prepare_for_failures()
         self._await_start()
 
@@ -113,7 +136,7 @@ class WardedContext(PContext):
 
             kernel.adopt_orphans()
 
-    def _launch(self, rank: int) -> Launch:
+    def _launch(self, rank: int, stdin: int | None) -> Launch:
         assert self._outlets is not None
         prefix = (self._log_line_prefixes or {}).get(rank, f"[{self.name}{rank}]:")
         launch = self._launch_of(rank, self._logs.error_files[rank])
@@ -121,8 +144,8 @@ class WardedContext(PContext):
             1: self._outlets.open(rank, Std.OUT, prefix, self._duplicate_stdout_filters),
             2: self._outlets.open(rank, Std.ERR, prefix, self._duplicate_stderr_filters),
         }
-        if warden_client.is_open(0):
-            streams[0] = 0
+        if stdin is not None:
+            streams[0] = stdin
         may_run_unbound = bool(getattr(self._numa_options, "should_fall_back_if_binding_fails", False))
         return launch.replace(fds={**streams, **launch.fds}, cpus=self.cpus.get(rank, ()), may_run_unbound=may_run_unbound)
 
@@ -141,6 +164,8 @@ class WardedContext(PContext):
             self._absorb()
             if self._start_error is not None:
                 raise self._start_error
+            if self.licence_expired:
+                raise LicenceOverError("no worker was started: the coordination store had not confirmed this node for too long")
             if inbox.collect():
                 give_up_at = min(give_up_at, time.monotonic() + SIGNALLED_START_S)
 
@@ -151,19 +176,23 @@ class WardedContext(PContext):
             match news:
                 case Started(rank, pid):
                     self._pids[rank] = pid
+                    self._handles.add(rank, pid, self._warden.pid)
                 case FailedToStart(rank, errno, reason):
                     error = worker_start_error(errno, f"worker {rank} could not be started: {reason}")
                     self._start_error = self._start_error or error
                 case Exited():
                     self._note_exit(news)
                 case Rest(pids):
-                    self._rest = pids
+                    self._rest, self._look_at_warden_at = pids, math.inf
+                case Expired(at):
+                    self.expired_at = at
                 case Lost():
                     self._note_lost_warden()
 
     def _note_exit(self, ended: Exited) -> None:
         assert self._outlets is not None
         self._exits[ended.local_rank] = ended
+        self._handles.discard(ended.local_rank)
         self._outlets.worker_ended(ended.local_rank)
 
     def _note_lost_warden(self) -> None:
@@ -175,11 +204,14 @@ class WardedContext(PContext):
         if len(self._pids) < self.nprocs:
             text = "the process that starts the workers ended before they were there; its last words or the system's log say why"
             self._start_error = self._start_error or WorkerStartError(text)
-        self._rest = ()
-        for rank, pid in self._pids.items():
-            if rank not in self._exits:
-                kernel.kill_if_allowed(-pid, signal.SIGKILL)
-                self._note_exit(Exited(rank, pid, -signal.SIGKILL, time.time()))
+        self._rest, self._look_at_warden_at = (), math.inf
+        left = {rank: pid for rank, pid in self._pids.items() if rank not in self._exits}
+        self._handles.kill()
+        for pid in left.values():
+            kernel.kill_if_allowed(-pid, signal.SIGKILL)
+        self._handles.await_ends(self.kill_wait_s)
+        for rank, pid in left.items():
+            self._note_exit(Exited(rank, pid, -signal.SIGKILL, time.time()))
         if warden_client.this_is_a_launcher():
             kernel.kill_children(self.kill_wait_s)
 
@@ -214,7 +246,9 @@ class WardedContext(PContext):
     def _let_go(self, keep_warden: bool) -> None:
         if self._outlets is not None:
             self._outlets.close(DRAIN_TIMEOUT_S)
+        self._handles.close()
         if self._warden is not None:
+            suspension.end(self._warden.pid)
             if keep_warden:
                 warden_client.put_back(self._warden)
             else:
@@ -227,8 +261,8 @@ class WardedContext(PContext):
         from rallypoint.core import shutdown
 
         self._hide_interrupts_after(death_sig)
-        self._await_rest()
         stop = shutdown.begin(death_sig, grace_s, self.kill_wait_s)
+        self._ask_warden(in_a_hurry=stop.grace_s == 0)
         while True:
             decision = shutdown.step(stop, self._present(), time.monotonic())
             self._send(decision.sends)
@@ -236,36 +270,55 @@ class WardedContext(PContext):
             match decision.outcome:
                 case shutdown.GaveUp(stuck):
                     return stuck
-                case shutdown.Gone():
+                case shutdown.Gone() if self._rest is not None:
                     return ()
                 case shutdown.Waiting(wake_at):
-                    readable = wait_readable([self.news_fd(), inbox.fileno(), self.hurry_fd], wake_at - time.monotonic())
-                    self._absorb()
-                    if self.hurry_fd in readable:
-                        self.hurry_fd, stop = None, shutdown.hurry(stop)
+                    readable = self._wait_while_stopping(wake_at)
+                case _:  # what there is besides the workers is not known yet
+                    readable = self._wait_while_stopping(self._look_at_warden_at)
+            is_hurried = self.hurry_fd in readable
             for number in inbox.collect():
                 if inbox.received > 1:
-                    stop = shutdown.hurry(stop)
+                    is_hurried = True
                 else:
                     self._hide_interrupts_after(number)
                     self._send(shutdown.pass_on(number, self._present()))
+            if is_hurried:
+                self.hurry_fd, stop = None, shutdown.hurry(stop)
+                self._ask_warden(in_a_hurry=True)
+
+    def _wait_while_stopping(self, wake_at: float) -> set[int]:
+        left_s = min(wake_at, self._look_at_warden_at) - time.monotonic()
+        readable = wait_readable([self.news_fd(), inbox.fileno(), self.hurry_fd], left_s)
+        self._absorb()
+        if time.monotonic() >= self._look_at_warden_at:
+            self._look_at_warden()
+        return readable
 
     def _hide_interrupts_after(self, sent: signal.Signals) -> None:
         if sent == signal.SIGINT and self._outlets is not None:
             self._outlets.quiet_interrupts()
 
-    def _await_rest(self) -> None:
-        """Learn what there is besides the workers. A warden that does not answer is killed; the kernel kills its workers then."""
+    def _ask_warden(self, in_a_hurry: bool) -> None:
+        """Ask what there is besides the workers, which shows too whether it can answer. In a hurry the workers go first."""
         assert self._warden is not None
+        if in_a_hurry:
+            self.kill_at_once()
         self._warden.watch_rest()
-        give_up_at = time.monotonic() + ANSWER_TIMEOUT_S
-        while self._rest is None:
-            left = give_up_at - time.monotonic()
-            if left <= 0:
-                report.warn(f"process {self._warden.pid}, the parent of the workers, does not answer and is killed with them")
-                self._warden.kill()
-                left = ANSWER_TIMEOUT_S
-            self._absorb(left)
+        asked_at = time.monotonic()
+        self._give_up_at = asked_at + ANSWER_TIMEOUT_S
+        self._look_at_warden_at = asked_at + QUICK_ANSWER_S if in_a_hurry else self._give_up_at
+
+    def _look_at_warden(self) -> None:
+        """It owes us an answer. If it is stopped it gives none, if it is slow it may; the kernel kills its workers with it."""
+        assert self._warden is not None
+        if not is_stopped(self._warden.pid) and time.monotonic() < self._give_up_at:
+            self._look_at_warden_at = self._give_up_at
+            return
+        self._look_at_warden_at = math.inf
+        self._warden.give_up()
+        report.warn(f"process {self._warden.pid}, the parent of the workers, did not answer and was killed with them")
+        self._absorb()
 
     def _present(self) -> list[Target]:
         from rallypoint.core.shutdown import Target
@@ -285,3 +338,17 @@ class WardedContext(PContext):
 
     def _pid_of(self, target: Target) -> int:
         return self._pids[target.number] if target.is_worker else target.number
+
+
+def _input_of_workers() -> int | None:
+    """Our own standard input, if we have one. In the background that is nothing, where it is the terminal of somebody's shell.
+
+    They are in sessions of their own, so that the kernel would let them take what is typed there.
+    """
+    if not warden_client.is_open(0):
+        return None
+    try:
+        is_background = os.tcgetpgrp(0) != os.getpgrp()
+    except OSError:  # it is not our terminal
+        return 0
+    return os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC) if is_background else 0

@@ -1,16 +1,21 @@
-"""The warden: a small process between the agent and its workers, so that nothing outlives the agent.
+"""The warden: a small process between the agent and its workers, so that nothing outlives the agent, or its time.
 
 The agent can be killed at any moment, with SIGKILL, by anybody. Whatever is to clean up after it must therefore be another
 process, and to find every descendant, even one that has daemonised itself twice, it must be their ancestor. So the warden, not
 the agent, is the parent of all workers. It is a *subreaper*: the kernel makes it the parent of every process below it
-whose own parent has ended. It does three things:
+whose own parent has ended. It does five things:
 
 - it starts workers as the agent asks, each in a session of its own, each to be killed by the kernel if the warden dies;
 - it reports how each of them ended, and passes signals on to them;
-- when the agent is gone, in whatever way, it kills all that is left and ends.
+- where they have a `licence`, it kills them, and all that is below it, once that is over: the agent may be stopped, or hang;
+- while the agent is suspended by Ctrl-Z, it keeps them stopped;
+- when the agent is gone, in whatever way, it kills all that is left, testifies to that where it was entrusted with it, and ends.
 
 It signals only its own children and the groups that they lead: nobody else can reap those, so no process id can have passed
 to a stranger. To kill a whole tree it kills its children and, as theirs come to it, those too, until it has none.
+
+It never waits for anything but the next event. A message that has come in part, reports that the agent does not read, or a worker
+that hangs before it has become its program, cannot hold up the licence's end.
 
 The agent runs it as a program of its own, without site-packages, so that it is up in a few milliseconds and stays small.
 """
@@ -21,13 +26,23 @@ import _socket  # see frames
 import errno
 import fcntl
 import marshal
+import math
 import os
 import select
 import sys
 import time
 
-from rallypoint.processes.frames import receive_frame, send_frame
-from rallypoint.processes.kernel import adopt_orphans, children, die_with_parent, kill_children, kill_if_allowed, set_name
+from rallypoint.processes.frames import FrameQueue, FrameReader
+from rallypoint.processes.kernel import (
+    adopt_orphans,
+    children,
+    die_with_parent,
+    has_children,
+    kill_children,
+    kill_if_allowed,
+    set_name,
+)
+from rallypoint.processes.licence import read_testimony, read_until
 
 TYPE_CHECKING = False  # to import typing would take longer than all else here
 if TYPE_CHECKING:
@@ -40,6 +55,8 @@ else:
 __all__ = ["Warden", "main"]
 
 KILLING_ENDS_S = 60.0  # a process that is still there by then is stuck in the kernel
+DEATH_SHOWS_S = 1.0  # an agent that dies hangs up a little before it is seen to be dead
+LONGEST_SLEEP_S = 3600.0
 
 
 def exec_program(request: dict[str, Any]) -> None:
@@ -52,14 +69,24 @@ class Warden:
     """The loop of the warden; `become` is what a new worker process does once its session and files are in place."""
 
     def __init__(self, sock: _socket.socket, agent_pid: int, become: Callable[[dict[str, Any]], None]) -> None:
+        sock.setblocking(False)
         self._sock = sock
         self._become = become
+        self._requests, self._reports = FrameReader(sock), FrameQueue(sock)
         self._workers: dict[int, int] = {}  # pid -> local rank, of those not yet reaped
+        self._starting: dict[int, int] = {}  # what tells why one did not start, and is closed when it did -> its pid
+        self._started: list[tuple[int, int]] = []  # of those that are being started, how it went so far
+        self._failed: list[tuple[int, int, str]] = []
+        self._early_ends: list[tuple[Any, ...]] = []  # to be reported after the starts
+        self._licence_fd = -1
+        self._until = math.inf  # when to look at the licence; infinite where there is none, or nobody to be killed
+        self._is_expired = False
+        self._is_suspended = False
+        self._is_dismissed = False
         self._rest_is_watched = False
         self._agent_fd = os.pidfd_open(agent_pid)
         self._poll = select.poll()
         self._wakeup = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        self._error_fds: list[int] = []
 
     def run(self) -> None:
         """Serve the agent until it is gone, then leave nothing behind."""
@@ -70,35 +97,52 @@ class Warden:
         while self._serve_once():
             pass
         kill_children(KILLING_ENDS_S)
+        self._testify()
 
     def _catch_signals(self) -> None:
         """Wake the loop when a child ends, and outlive the agent's signals; a handler, unlike SIG_IGN, ends at exec."""
         signal.set_wakeup_fd(self._wakeup[1], warn_on_full_buffer=False)
-        signal.signal(signal.SIGCHLD, lambda *_: None)
+        for number in (signal.SIGCHLD, signal.SIGTSTP, signal.SIGCONT):
+            signal.signal(number, lambda *_: None)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2):
             if signal.getsignal(number) != signal.SIG_IGN:
                 signal.signal(number, lambda *_: None)
 
     def _serve_once(self) -> bool:
         """Wait for the next event and act on it; False once the agent is gone."""
-        ready = {fd for fd, _ in self._poll.poll()}
+        ready = {fd for fd, _ in self._poll.poll(self._patience_ms())}
+        if time.monotonic() >= self._until:
+            self._look_at_licence()
         if self._wakeup[0] in ready:
-            os.read(self._wakeup[0], 65536)
-            self._reap()
+            self._heed(os.read(self._wakeup[0], 65536))
+        for fd in ready & self._starting.keys():
+            self._note_start(fd)
         if self._agent_fd in ready:
             return False
-        return self._sock.fileno() not in ready or self._obey()
+        return self._sock.fileno() not in ready or self._converse()
 
-    def _obey(self) -> bool:
+    def _patience_ms(self) -> int | None:
+        if self._until == math.inf:
+            return None
+        return math.ceil(min(max(0.0, self._until - time.monotonic()), LONGEST_SLEEP_S) * 1000)
+
+    # --- the agent ---------------------------------------------------------------------------------------------------------
+
+    def _converse(self) -> bool:
+        """Send what waits, and do what is asked; False once the agent has hung up."""
+        self._reports.flush()
+        self._poll_for_room()
         try:
-            frame = receive_frame(self._sock)
-        except ConnectionResetError:
+            while (frame := self._requests.read()) is not None:
+                (command, *arguments), fds = frame
+                self._obey(command, arguments, fds)
+        except EOFError:
             return False
-        if frame is None:
-            return False
-        (command, *arguments), fds = frame
+        return True
+
+    def _obey(self, command: str, arguments: list[Any], fds: list[int]) -> None:
         if command == "spawn":
-            self._spawn_all(arguments[0], fds)
+            self._spawn_all(arguments[0], arguments[1], fds)
         elif command == "signal":
             self._signal_worker(*arguments)
         elif command == "signal_rest":
@@ -106,43 +150,67 @@ class Warden:
         elif command == "watch_rest":
             self._rest_is_watched = True
             self._report_rest()
-        return True
+        elif command == "dismiss":
+            self._is_dismissed = True
 
     def _report(self, *message: Any) -> None:
-        try:
-            send_frame(self._sock, message)
-        except OSError as error:  # the agent is gone: the loop sees that next
-            if error.errno not in (errno.EPIPE, errno.ECONNRESET):
-                raise
+        self._reports.put(message)
+        self._poll_for_room()
 
-    def _spawn_all(self, requests: list[dict[str, Any]], fds: list[int]) -> None:
-        """Fork all first, then learn whether each could start, so that they start beside each other."""
-        self._rest_is_watched = False
-        pending = [(request, *self._fork(request, fds)) for request in requests]
+    def _poll_for_room(self) -> None:
+        self._poll.modify(self._sock.fileno(), select.POLLIN | (select.POLLOUT if self._reports else 0))
+
+    # --- starting workers --------------------------------------------------------------------------------------------------
+
+    def _spawn_all(self, requests: list[dict[str, Any]], has_licence: bool, fds: list[int]) -> None:
+        """Fork all first, then learn whether each could start, so that they start beside each other. None without a licence."""
+        self._rest_is_watched = self._is_expired = False
+        self._take_licence(fds.pop() if has_licence else -1)
+        if time.monotonic() < self._until:
+            for request in requests:
+                self._fork(request, fds)
+        else:
+            self._expire()
         for fd in fds:
             os.close(fd)
-        failed = []
-        self._error_fds.clear()
-        for request, pid, error_fd in pending:
-            with os.fdopen(error_fd, "rb") as errors:
-                error = errors.read()
-            if error:
-                failed.append((request["local_rank"], *marshal.loads(error)))
-            else:
-                self._workers[pid] = request["local_rank"]
-        self._report("spawned", [(rank, pid) for pid, rank in self._workers.items()], failed)
-        self._reap()
+        if self._is_suspended:
+            self._signal_all(signal.SIGSTOP)
 
-    def _fork(self, request: dict[str, Any], fds: list[int]) -> tuple[int, int]:
-        error_read, error_write = os.pipe2(os.O_CLOEXEC)
+    def _take_licence(self, fd: int) -> None:
+        if self._licence_fd >= 0:
+            os.close(self._licence_fd)
+        self._licence_fd = fd
+        self._until = read_until(fd) if fd >= 0 else math.inf
+
+    def _fork(self, request: dict[str, Any], fds: list[int]) -> None:
+        error_read, error_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         warden_pid = os.getpid()
         pid = os.fork()
         if pid == 0:
             os.close(error_read)
             self._run_child(request, fds, warden_pid, error_write)
         os.close(error_write)
-        self._error_fds.append(error_read)
-        return pid, error_read
+        self._workers[pid] = request["local_rank"]
+        self._starting[error_read] = pid
+        self._poll.register(error_read, select.POLLIN)
+
+    def _note_start(self, error_fd: int) -> None:
+        """One has become its program, or could not; when that is known of all, the agent is told."""
+        error = os.read(error_fd, 65536)  # it is written in one piece
+        self._poll.unregister(error_fd)
+        os.close(error_fd)
+        pid = self._starting.pop(error_fd)
+        if error:
+            self._failed.append((self._workers.pop(pid), *marshal.loads(error)))
+        else:
+            self._started.append((self._workers[pid], pid))
+        if not self._starting:
+            self._report("spawned", self._started, self._failed)
+            for ended in self._early_ends:
+                self._report(*ended)
+            self._started, self._failed, self._early_ends = [], [], []
+            if self._licence_fd >= 0:
+                from rallypoint.processes import testifying  # noqa: F401  # by the time of need the package may have been replaced
 
     def _run_child(self, request: dict[str, Any], fds: list[int], warden_pid: int, error_fd: int) -> None:
         """The new process, up to the point where it is the worker; it never returns."""
@@ -170,21 +238,44 @@ class Warden:
 
     def _own_fds(self, fds: list[int]) -> set[int]:
         """What is the warden's and the neighbours', for a worker without exec to close."""
-        return {self._sock.fileno(), self._agent_fd, *self._wakeup, *self._error_fds, *fds}
+        licence = () if self._licence_fd < 0 else (self._licence_fd,)
+        return {self._sock.fileno(), self._agent_fd, *self._wakeup, *self._starting, *licence, *fds}
+
+    # --- their ends, and signals -------------------------------------------------------------------------------------------
+
+    def _heed(self, signals: bytes) -> None:
+        """Children have ended, or the agent is suspended by Ctrl-Z, or it goes on."""
+        for number in signals:
+            if number in (signal.SIGTSTP, signal.SIGCONT) and self._is_suspended != (number == signal.SIGTSTP):
+                self._is_suspended = number == signal.SIGTSTP
+                self._signal_all(signal.SIGSTOP if self._is_suspended else signal.SIGCONT)
+        self._reap()
 
     def _reap(self) -> None:
-        """Collect everyone who has ended, and tell the agent of its workers."""
+        """Collect everyone who has ended, and tell the agent of its workers; what comes to us after a licence's end is killed."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
             except ChildProcessError:
+                self._until = math.inf
                 break
             if pid == 0:
                 break
-            if pid in self._workers:
-                self._report("exited", self._workers.pop(pid), pid, os.waitstatus_to_exitcode(status), time.time())
+            self._note_end(pid, status)
+        if self._is_expired:
+            self._signal_all(signal.SIGKILL)
         if self._rest_is_watched:
             self._report_rest()
+
+    def _note_end(self, pid: int, status: int) -> None:
+        for error_fd in [fd for fd, one in self._starting.items() if one == pid]:
+            self._note_start(error_fd)  # all that it had to say about that is there
+        if pid in self._workers:
+            ended = ("exited", self._workers.pop(pid), pid, os.waitstatus_to_exitcode(status), time.time())
+            if self._starting:
+                self._early_ends.append(ended)
+            else:
+                self._report(*ended)
 
     def _report_rest(self) -> None:
         self._report("rest", [pid for pid in children() if pid not in self._workers])
@@ -192,11 +283,41 @@ class Warden:
     def _signal_worker(self, local_rank: int, number: int) -> None:
         """Signal the whole group that a worker leads; it is ours as long as we have not reaped the leader."""
         for pid in [pid for pid, one in self._workers.items() if one == local_rank]:
-            kill_if_allowed(-pid, number)
+            kill_if_allowed(pid if pid in self._starting.values() else -pid, number)
 
     def _signal_child(self, pid: int, number: int) -> None:
         if pid in children():
             kill_if_allowed(pid, number)
+
+    def _signal_all(self, number: int) -> None:
+        """Every child, and the group that it leads, if it leads one."""
+        for pid in children():
+            kill_if_allowed(-pid, number)
+            kill_if_allowed(pid, number)
+
+    # --- the licence -------------------------------------------------------------------------------------------------------
+
+    def _look_at_licence(self) -> None:
+        self._until = read_until(self._licence_fd)
+        if time.monotonic() >= self._until:
+            self._expire()
+
+    def _expire(self) -> None:
+        """Kill first; then say so."""
+        self._is_expired, self._until = True, math.inf
+        self._signal_all(signal.SIGKILL)
+        self._report("expired", time.monotonic())
+
+    def _testify(self) -> None:
+        """Tell the store that all is over here, if it is, and if that was entrusted to us. Never beside an agent that lives."""
+        if self._is_dismissed or self._licence_fd < 0 or has_children():
+            return
+        death = select.poll()
+        death.register(self._agent_fd, select.POLLIN)
+        if (testimony := read_testimony(self._licence_fd)) is not None and death.poll(DEATH_SHOWS_S * 1000):
+            from rallypoint.processes.testifying import testify
+
+            testify(*testimony)
 
 
 def _bind(request: dict[str, Any]) -> None:

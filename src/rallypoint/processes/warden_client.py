@@ -1,5 +1,7 @@
 """The agent's end of the line to its warden: ask for workers, hear how they end.
 
+A warden that does not read what it is sent is stopped or stuck: it is killed, and with it, by the kernel, its workers.
+
 Starting a warden costs the time of a bare interpreter. So the command line starts it before anything else is imported, and
 a group of workers that is restarted gets the warden of the one before: at most one idle warden stands on the *shelf*.
 """
@@ -16,7 +18,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from rallypoint.processes.frames import MAX_FDS, receive_frame, send_frame
+from rallypoint.processes.frames import MAX_FDS, FrameReader, send_frame
 from rallypoint.processes.warden_start import start_warden
 from rallypoint.records import Value
 
@@ -24,7 +26,22 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-__all__ = ["Exited", "FailedToStart", "Launch", "Lost", "Report", "Rest", "Started", "WardenClient", "keep_wardens", "prepare"]
+__all__ = [
+    "Exited",
+    "Expired",
+    "FailedToStart",
+    "Launch",
+    "Lost",
+    "Report",
+    "Rest",
+    "Started",
+    "WardenClient",
+    "keep_wardens",
+    "prepare",
+]
+
+START_TIMEOUT_S = 60.0  # one that forks functions may still be importing them
+READ_TIMEOUT_S = 5.0  # for what is short, and has room in the line until nobody has read for long
 
 
 class Launch(Value):
@@ -65,25 +82,35 @@ class Rest(Value):
     pids: tuple[int, ...]
 
 
+class Expired(Value):
+    """The licence was over at that time, of time.monotonic(): all workers are killed, or none was started."""
+
+    at: float
+
+
 class Lost(Value):
     """The warden itself has ended, and with it every worker."""
 
 
-Report = Started | FailedToStart | Exited | Rest | Lost
+Report = Started | FailedToStart | Exited | Rest | Expired | Lost
 
 
 def _to_reports(kind: str, *fields: Any) -> list[Report]:
     if kind == "spawned":
         started, failed = fields
         return [*(Started(*one) for one in started), *(FailedToStart(*one) for one in failed)]
-    return [Rest(tuple(fields[0])) if kind == "rest" else Exited(*fields)]
+    if kind == "rest":
+        return [Rest(tuple(fields[0]))]
+    return [Expired(*fields) if kind == "expired" else Exited(*fields)]
 
 
 class WardenClient:
     """A running warden, as the agent sees it."""
 
     def __init__(self, sock: _socket.socket, pid: int) -> None:
+        sock.setblocking(False)
         self._sock = sock
+        self._frames = FrameReader(sock)
         self.pid = pid
         self._is_lost = False
         self._told_loss = False
@@ -99,24 +126,29 @@ class WardenClient:
     def fileno(self) -> int:
         return self._sock.fileno()
 
-    def spawn(self, launches: list[Launch]) -> None:
-        """Ask for these workers; each answers with Started or FailedToStart."""
+    def spawn(self, launches: list[Launch], licence_fd: int | None = None) -> None:
+        """Ask for these workers; each answers with Started or FailedToStart, or all together with Expired.
+
+        They may run as long as the page behind `licence_fd` says, for ever without one.
+        """
         batch: list[Launch] = []
         for launch in launches:
-            if sum(len(one.fds) for one in [*batch, launch]) > MAX_FDS:
-                self._spawn_batch(batch)
+            if sum(len(one.fds) for one in [*batch, launch]) >= MAX_FDS:
+                self._spawn_batch(batch, licence_fd)
                 batch = []
             batch.append(launch)
-        self._spawn_batch(batch)
+        self._spawn_batch(batch, licence_fd)
 
-    def _spawn_batch(self, batch: list[Launch]) -> None:
+    def _spawn_batch(self, batch: list[Launch], licence_fd: int | None) -> None:
         fds: list[int] = []
         requests = []
         for launch in batch:
             places = [(len(fds) + position, target) for position, target in enumerate(launch.fds)]
             fds.extend(launch.fds.values())
             requests.append({**vars(launch), "fds": places, "cwd": os.getcwd()})
-        self._send(("spawn", requests), fds)
+        if licence_fd is not None:
+            fds.append(licence_fd)
+        self._send(("spawn", requests, licence_fd is not None), fds, START_TIMEOUT_S)
 
     def signal_worker(self, local_rank: int, number: int) -> None:
         self._send(("signal", local_rank, int(number)))
@@ -128,35 +160,34 @@ class WardenClient:
         """Ask to be told, now and at every change, what is left besides the workers."""
         self._send(("watch_rest",))
 
-    def _send(self, message: tuple[Any, ...], fds: list[int] | None = None) -> None:
+    def _send(self, message: tuple[Any, ...], fds: list[int] | None = None, timeout_s: float = READ_TIMEOUT_S) -> None:
         try:
-            send_frame(self._sock, message, fds)
+            send_frame(self._sock, message, fds or [], time.monotonic() + timeout_s)
         except (BrokenPipeError, ConnectionResetError):  # receive() reports it as Lost
             self._is_lost = True
+        except TimeoutError:
+            self.give_up()
 
     def receive(self, timeout_s: float | None = 0.0) -> list[Report]:
         """All that has been reported, after waiting for the first at most `timeout_s` (None: for ever)."""
         reports: list[Report] = []
         poll = select.poll()
         poll.register(self._sock, select.POLLIN)
-        wait_ms: float | None = None if timeout_s is None else timeout_s * 1000
-        while not self._is_lost and poll.poll(wait_ms):
-            reports += self._receive_frame()
-            wait_ms = 0
+        if not self._is_lost and poll.poll(None if timeout_s is None else timeout_s * 1000):
+            reports += self._read()
         if self._is_lost and not self._told_loss:
             self._told_loss = True
             reports.append(Lost())
         return reports
 
-    def _receive_frame(self) -> list[Report]:
+    def _read(self) -> list[Report]:
+        reports: list[Report] = []
         try:
-            frame = receive_frame(self._sock)
-        except ConnectionResetError:
-            frame = None
-        if frame is None:
+            while (frame := self._frames.read()) is not None:
+                reports += _to_reports(*frame[0])
+        except EOFError:
             self._is_lost = True
-            return []
-        return _to_reports(*frame[0])
+        return reports
 
     @property
     def is_lost(self) -> bool:
@@ -171,9 +202,16 @@ class WardenClient:
         except ProcessLookupError:  # as process 1 we have a thread that reaps whatever ends
             pass
 
+    def give_up(self) -> None:
+        """Kill it, and hear no more of it."""
+        self.kill()
+        self._is_lost = True
+
     def close(self, timeout_s: float = 5.0) -> None:
-        """Hang up: the warden kills whatever is left and ends."""
+        """Dismiss it, and hang up: the warden kills whatever is left and ends, without a word to anybody."""
         if self.pid:
+            if not self._is_lost:
+                self._send(("dismiss",), timeout_s=0.0)
             try:
                 self._sock.shutdown(_socket.SHUT_RDWR)  # closing alone is no hang-up while some fork of ours has a copy
             except OSError:  # the warden is gone already

@@ -9,7 +9,7 @@ one.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from rallypoint.core import agent as machine
 from rallypoint.core.ranks import WorkerRanks
@@ -67,6 +67,18 @@ class CoordinatedHandler(WakingHandler):
     @abstractmethod
     def fence_fd(self) -> int | None:
         """Readable from when our workers must not run any longer until we have another seat."""
+
+    def licence_fd(self) -> int | None:
+        """Of the page that says until when our workers may run, for their warden; None: there is no limit."""
+        return None
+
+    def on_fence(self, kill: Callable[[], None]) -> None:
+        """What is to be called, from any thread, once our workers must not run any longer; it replaces the one before."""
+        return
+
+    def was_fenced(self, why: str) -> None:
+        """Our workers were killed by their warden: the licence was over. What we were part of goes on without us, or ends."""
+        return
 
     @abstractmethod
     def report_failure(self, failures: Mapping[int, WorkerFailure]) -> None:

@@ -28,7 +28,7 @@ from rallypoint.store.coordination import (
     UnreachableError,
 )
 from rallypoint.store.frames import FrameError
-from rallypoint.store.handshake import ClientHandshake
+from rallypoint.store.handshake import ClientHandshake, Testimony, make_testimony
 from rallypoint.store.held_lease import HeldLease
 from rallypoint.store.line import Line, dial
 from rallypoint.store.wire import MOST_WATCHES, decode_event, decode_item, encode_transaction, flag, number, text
@@ -50,6 +50,7 @@ class EmbeddedCoordination(Coordination):
         self, host: str, port: int, run_id: str, secret: bytes | None, *, clock: Clock = time.monotonic, dial: Dial = dial
     ) -> None:
         self._clock = clock
+        self._run_id, self._secret = run_id, secret
         self._line = Line(host, port, lambda: ClientHandshake(run_id, secret), dial, clock())
         self._talk = Conversation(self._line, self)
         self._watches = Watches()
@@ -151,6 +152,13 @@ class EmbeddedCoordination(Coordination):
 
     def identity(self) -> str:
         return self._line.incarnation
+
+    def testimony(self) -> Testimony | None:
+        home = self._line.home
+        if self._lease is None or self._lease.is_lost or home is None:
+            return None
+        address = (int(home[0]), home[1])
+        return make_testimony((address,), self._secret, self._run_id, self._token, self._lease.number)
 
     def close(self) -> None:
         if not self._is_closed:

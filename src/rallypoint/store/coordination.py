@@ -16,6 +16,10 @@ from rallypoint.core.coordination import Event, Outcome, Snapshot, Transaction
 from rallypoint.core.fence import Connection
 from rallypoint.errors import RallypointError
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from rallypoint.store.handshake import Testimony
+
 __all__ = [
     "CompactedError",
     "Coordination",
@@ -122,6 +126,13 @@ class Coordination(ABC):
     @abstractmethod
     def identity(self) -> str:
         """What distinguishes this store from any other that ever served this job: its incarnation or cluster id."""
+
+    def testimony(self) -> Testimony | None:
+        """What the warden of this node needs to tell the store that all of its processes are gone, for the lease that it has now.
+
+        None where there is no lease, or where the store does not listen to wardens.
+        """
+        return None
 
     @abstractmethod
     def close(self) -> None:

@@ -10,6 +10,15 @@ that it knows the secret and the job's name, without telling either:
 
 The keys that seal all later frames are made from the secret, the job's name and both nonces, so they are new for each connection.
 Whoever listens can try out secrets on what he has seen: a secret is to be drawn at random, not thought up.
+
+The warden of an agent that is dead greets in another way, to *testify* that every process of its node is gone, and is not let in:
+
+    warden → hello      version, the number of its node's lease, a nonce
+    store  → challenge  version, a nonce
+    warden → proof      HMAC over both nonces and the lease, with a key that the agent left it: of the secret, the job's name and
+                        the token of that lease's session, which it cannot be made without
+    store  → heard      true; false if there is no such lease any more
+
 A refusal is a sentence. To a peer that has not proven itself it tells nothing that the peer does not know already, except,
 where there is no secret, the name of the job.
 """
@@ -26,13 +35,25 @@ from rallypoint.store.frames import FrameError, Seal, open_seal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
-__all__ = ["PROTOCOL_VERSION", "ClientHandshake", "HandshakeRefused", "Keys", "ServerHandshake", "Welcome"]
+__all__ = [
+    "PROTOCOL_VERSION",
+    "ClientHandshake",
+    "HandshakeRefused",
+    "Keys",
+    "ServerHandshake",
+    "Testimony",
+    "Welcome",
+    "make_testimony",
+]
 
 PROTOCOL_VERSION = 2
 MAGIC = "rallypoint store"
 NONCE_BYTES = 16
+PROOF_BYTES = 32
+LARGEST_LEASE = 2**63
 LONGEST_NAME = 500  # of the job's name, as JSON: the greeting has to fit into a small frame
 SHOWN_NAME = 40
 TOLD_CHARACTERS = 500  # of a peer's refusal
@@ -53,6 +74,34 @@ class Keys(Value):
 class Welcome(Value):
     incarnation: str
     session: str
+
+
+class Testimony(Value):
+    """What a warden needs to testify: its proof is the HMAC, with `key`, over the `context` and the store's nonce."""
+
+    addresses: tuple[tuple[int, Any], ...]  # to be tried; each a family and what connect() takes
+    hello: bytes
+    key: bytes
+    context: bytes
+
+
+def testimony_key(secret: bytes | None, run_id: str, token: str) -> bytes:
+    """What only the owner of a session and its store can make; who has it can testify for that session, and do nothing else."""
+    name = run_id.encode("utf-8", "surrogatepass")
+    context = [b"key of testimony", bytes([PROTOCOL_VERSION]), len(name).to_bytes(4, "big"), name, token.encode("ascii")]
+    return hmac.digest(secret or b"", b"".join(context), "sha256")
+
+
+def testimony_context(lease: int, nonce: bytes) -> bytes:
+    return b"testimony" + lease.to_bytes(8, "big") + nonce
+
+
+def make_testimony(
+    addresses: tuple[tuple[int, Any], ...], secret: bytes | None, run_id: str, token: str, lease: int
+) -> Testimony:
+    nonce = os.urandom(NONCE_BYTES)
+    hello = _encode({"magic": MAGIC, "version": PROTOCOL_VERSION, "testimony": lease, "nonce": nonce.hex()})
+    return Testimony(addresses, hello, testimony_key(secret, run_id, token), testimony_context(lease, nonce))
 
 
 def derive_keys(secret: bytes, run_id: str, client_nonce: bytes, server_nonce: bytes) -> Keys:
@@ -100,6 +149,13 @@ def _nonce(message: dict[str, Any], name: str, length: int) -> bytes:
     return value
 
 
+def _lease(message: dict[str, Any]) -> int:
+    lease: int = _field(message, "testimony", int)
+    if not 0 < lease < LARGEST_LEASE:
+        raise FrameError("the greeting has no proper 'testimony'")
+    return lease
+
+
 def _check_version(theirs: int, them: str, us: str) -> None:
     if theirs != PROTOCOL_VERSION:
         raise HandshakeRefused(
@@ -111,12 +167,18 @@ def _check_version(theirs: int, them: str, us: str) -> None:
 class ServerHandshake:
     """The store's side, for one connection."""
 
-    def __init__(self, run_id: str, secret: bytes | None, welcome: Welcome) -> None:
+    def __init__(
+        self, run_id: str, secret: bytes | None, welcome: Welcome, token_of: Callable[[int], str | None] = lambda _: None
+    ) -> None:
+        """`token_of` knows the token of the session that has a lease of this number."""
         self._run_id = run_id
         self._secret = secret
         self._welcome = welcome
+        self._token_of = token_of
         self._nonce = os.urandom(NONCE_BYTES)
         self._keys: Keys | None = None
+        self._testimony: tuple[int, bytes] | None = None  # the lease, and the nonce, of one that is under way
+        self.vouched_lease: int | None = None  # a testimony was given; 0 if there is no such lease any more
         self.incoming: Seal | None = None
         self.outgoing: Seal | None = None
         self.is_over = False
@@ -126,9 +188,14 @@ class ServerHandshake:
         message = _decode(body)
         if self._keys is not None:
             return self._answer_proof(message, self._keys)
+        if self._testimony is not None:
+            return self._hear(message, *self._testimony)
         if _field(message, "magic", str) != MAGIC:
             raise FrameError("this is no greeting of rallypoint's")
         _check_version(_field(message, "version", int), "the node", "the store")
+        if "testimony" in message:
+            self._testimony = _lease(message), _nonce(message, "nonce", NONCE_BYTES)
+            return self._own_nonce()
         if _field(message, "secret", bool) != (self._secret is not None):
             raise HandshakeRefused(
                 "this store asks for a secret, and the node has none"
@@ -145,7 +212,22 @@ class ServerHandshake:
 
     def _challenge(self, message: dict[str, Any], secret: bytes) -> bytes:
         self._keys = derive_keys(secret, self._run_id, _nonce(message, "nonce", NONCE_BYTES), self._nonce)
+        return self._own_nonce()
+
+    def _own_nonce(self) -> bytes:
         return _encode({"version": PROTOCOL_VERSION, "nonce": self._nonce.hex()})
+
+    def _hear(self, message: dict[str, Any], lease: int, nonce: bytes) -> bytes:
+        """A testimony for a lease that has ended is as good as none, whoever gives it."""
+        told = _nonce(message, "proof", PROOF_BYTES)
+        token = self._token_of(lease)
+        if token is not None:
+            key = testimony_key(self._secret, self._run_id, token)
+            due = hmac.digest(key, testimony_context(lease, nonce) + self._nonce, "sha256")
+            if not hmac.compare_digest(told, due):
+                raise HandshakeRefused(f"it testified for the owner of lease {lease} and could not prove to be its warden")
+        self.vouched_lease = lease if token is not None else 0
+        return _encode({"heard": token is not None})
 
     def _answer_proof(self, message: dict[str, Any], keys: Keys) -> bytes:
         if not hmac.compare_digest(_nonce(message, "proof", len(keys.proof)), keys.proof):

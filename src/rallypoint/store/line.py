@@ -70,6 +70,11 @@ class Line:
             return self._dial_at
         return math.inf if self.is_open else self._patient_until(self._link)
 
+    @property
+    def home(self) -> Address | None:
+        """Where the store was found."""
+        return self._home
+
     def local_address(self) -> str:
         """As of the latest welcome."""
         return self._local_address

@@ -38,14 +38,14 @@ class CoordinationServer:
         for sock in sockets:
             sock.setblocking(False)
 
+        service = StoreService(Keyspace())
+
         def make_handshake(welcome: Welcome) -> ServerHandshake:
-            return ServerHandshake(run_id, secret, welcome)
+            return ServerHandshake(run_id, secret, welcome, service.token_of)
 
         self._clock = clock
         self._fewer = threading.Condition()
-        self._loop = ServingLoop(
-            sockets, StoreService(Keyspace()), make_handshake, self.incarnation, clock, self._notify, take_in_worker
-        )
+        self._loop = ServingLoop(sockets, service, make_handshake, self.incarnation, clock, self._notify, take_in_worker)
         self._thread = threading.Thread(target=self._run, name="rallypoint-store", daemon=True)
         self._farewell: str | None = None
         self._is_closed = False

@@ -85,6 +85,14 @@ class StoreService:
     def is_lost(self, session: Session) -> bool:
         return bool(session.lease) and not self._keyspace.has_lease(session.lease)
 
+    def token_of(self, lease: int) -> str | None:
+        """The token of the session that has this lease; None if it has ended."""
+        return self._sessions.token_of(lease)
+
+    def vouch(self, lease: int) -> None:
+        """Every process of the owner of this lease is gone: nobody has to wait for it."""
+        self._keyspace.vouch(lease)
+
     def next_expiry(self) -> float | None:
         return self._keyspace.next_expiry()
 

@@ -129,6 +129,10 @@ class ServingLoop:
     def _refuse(self, connection: Connection, reason: str, now: float) -> None:
         """Tell the peer why, if it takes one more frame, and end it."""
         connection.send(encode([0, "refused", reason]) if connection.is_welcome else ServerHandshake.refusal(reason))
+        self._see_off(connection, reason, now)
+
+    def _see_off(self, connection: Connection, reason: str, now: float) -> None:
+        """End it behind the last word."""
         try:
             connection.flush()
         except ConnectionEnded:
@@ -170,12 +174,12 @@ class ServingLoop:
     def _serve(self, connection: Connection, now: float) -> None:
         """Do what is asked, as far as it has come and earlier answers are read."""
         try:
-            while not connection.is_busy and (body := connection.inbox.take()) is not None:
+            while not connection.is_closed and not connection.is_busy and (body := connection.inbox.take()) is not None:
                 self._service.touched.add(connection)
                 if connection.is_welcome:
                     self._service.serve(connection, body, now)
                 else:
-                    self._greet(connection, body)
+                    self._greet(connection, body, now)
         except (FrameError, HandshakeRefused) as refused:
             self._refuse(connection, str(refused), now)
         except Exception as mistake:  # ours, which the words of one peer bring out: it must not end the store for all
@@ -184,12 +188,15 @@ class ServingLoop:
             self._end(replaced, "", now)
         self._account(connection, now)
 
-    def _greet(self, connection: Connection, body: bytes) -> None:
+    def _greet(self, connection: Connection, body: bytes, now: float) -> None:
         answer = connection.handshake.answer(body)
         if connection.handshake.is_over:
             connection.welcome()
             self._strangers.pop(connection.fd, None)
         connection.send(answer)
+        if (lease := connection.handshake.vouched_lease) is not None:
+            self._service.vouch(lease)
+            self._see_off(connection, "", now)
 
     def _account(self, connection: Connection, now: float) -> None:
         if connection.is_closed:

@@ -41,6 +41,7 @@ class Sessions:
     def __init__(self, keyspace: Keyspace) -> None:
         self._keyspace = keyspace
         self._sessions: dict[str, Session] = {}
+        self._by_lease: dict[int, Session] = {}  # the same
         self._away: dict[str, Session] = {}  # the same that have no connection, in the order in which they lost it
 
     def __len__(self) -> int:
@@ -50,7 +51,7 @@ class Sessions:
         """A new lease, in place of the one that it had."""
         self.revoke(session)
         session.lease = self._keyspace.grant(ttl_s, now)
-        self._sessions[session.token] = session
+        self._sessions[session.token] = self._by_lease[session.lease] = session
         return session.lease
 
     def revoke(self, session: Session) -> None:
@@ -61,6 +62,11 @@ class Sessions:
     def keep(self, session: Session, now: float) -> bool:
         """Whether it has a lease still, which then lives on."""
         return bool(session.lease) and self._keyspace.keep_alive(session.lease, now)
+
+    def token_of(self, lease: int) -> str | None:
+        """The token of the session that has this lease; None if it has ended."""
+        session = self._by_lease.get(lease)
+        return session.token if session is not None and self._keyspace.has_lease(lease) else None
 
     def leave(self, session: Session, now: float) -> None:
         """Its connection has ended, which says nothing about its owner; with a lease it may come back."""
@@ -81,6 +87,7 @@ class Sessions:
     def _forget(self, session: Session) -> None:
         self._sessions.pop(session.token, None)
         self._away.pop(session.token, None)
+        self._by_lease.pop(session.lease, None)
         session.lease = 0
 
     def _forget_those_away(self, now: float) -> None:
