@@ -35,6 +35,8 @@ INHERITED_HANDLERS = {
 }
 LEFTOVER_DEADLINE_S = 3.0
 DEFAULT_TIMEOUT_S = 30.0
+LONG_PARAMETER, SHOWN_OF_IT = 64, 16
+LONGEST_NAME = 300
 FOREIGN_PREFIXES = ("PET_", "TORCHELASTIC_", "TORCH_ELASTIC_", "TORCH_NCCL_", "GROUP_", "ROLE_", "RALLYPOINT_")
 FOREIGN_NAMES = (
     "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS", "LOGLEVEL",
@@ -54,8 +56,19 @@ def pytest_configure(config: pytest.Config) -> None:
             signal.signal(number, handler)
 
 
+def pytest_make_parametrize_id(val: object) -> str | None:
+    """A long parameter is told by its beginning and its length: a name is copied for every report and every child."""
+    if isinstance(val, str | bytes) and len(val) > LONG_PARAMETER:
+        return f"{val[:SHOWN_OF_IT]!a} and {len(val) - SHOWN_OF_IT} more"
+    if isinstance(val, int) and val.bit_length() > LONG_PARAMETER:
+        return f"a number of {val.bit_length()} bits"
+    return None
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """A test that needs what this machine does not have is skipped, and says so."""
+    if too_long := [item.nodeid[:LONGEST_NAME] for item in items if len(item.nodeid) > LONGEST_NAME]:
+        raise pytest.UsageError(f"more than {LONGEST_NAME} characters; give their parameters ids: {'; '.join(too_long)}")
     have_torch = importlib.util.find_spec("torch") is not None
     for item in items:
         if "torch" in item.keywords and not have_torch:
@@ -125,6 +138,25 @@ def process_state(pid: int) -> tuple[str, int] | None:
 
 def children() -> set[int]:
     """Our children: those that tests started, and the orphans that we adopted."""
+    if not os.path.exists(f"/proc/self/task/{os.getpid()}/children"):  # the kernel was built without CONFIG_PROC_CHILDREN
+        return children_among_all()
+    found = children_of_threads()
+    while (again := children_of_threads()) != found:  # one that goes while the list is read hides another from it
+        found = again
+    return found
+
+
+def children_of_threads() -> set[int]:
+    """The kernel keeps a list for each thread, with zombies; an orphan comes to any one of them."""
+    found: set[int] = set()
+    for thread in os.listdir("/proc/self/task"):
+        with contextlib.suppress(OSError):  # it has ended meanwhile; another one has its children then
+            found.update(map(int, Path(f"/proc/self/task/{thread}/children").read_bytes().split()))
+    return found
+
+
+def children_among_all() -> set[int]:
+    """The same from every process of the machine, which takes a hundred times as long."""
     me = os.getpid()
     pids = (int(name) for name in os.listdir("/proc") if name.isdigit())
     return {pid for pid in pids if (state := process_state(pid)) is not None and state[1] == me}
