@@ -54,8 +54,8 @@ def test_every_kind_of_child_is_seen_in_the_kernels_own_lists(wait_until: WaitUn
         thread.start()
     ends.join()
     zombie = subprocess.Popen(["true"])
-    orphan_and_parent = "import subprocess, sys; print(subprocess.Popen(sys.argv[1:]).pid, flush=True)"
-    with subprocess.Popen([sys.executable, "-c", orphan_and_parent, *waits], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
+    leaves_one = [sys.executable, "-c", "import subprocess, sys; print(subprocess.Popen(sys.argv[1:]).pid, flush=True)", *waits]
+    with subprocess.Popen(leaves_one, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
         assert parent.stdout is not None
         orphan = int(parent.stdout.readline())
         os.waitid(os.P_PID, parent.pid, os.WEXITED | os.WNOWAIT)
