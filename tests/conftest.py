@@ -37,6 +37,8 @@ LEFTOVER_DEADLINE_S = 3.0
 DEFAULT_TIMEOUT_S = 30.0
 LONG_PARAMETER, SHOWN_OF_IT = 64, 16
 LONGEST_NAME = 300
+ALONE_OF_THEIR_KIND = Path(__file__).parent / "network"  # they look at all namespaces and interfaces of the machine
+SHARED_BY_FOLDERS = ("shared_cluster", "modules")  # those of the fixtures with the scope of a session that take seconds to make
 FOREIGN_PREFIXES = ("PET_", "TORCHELASTIC_", "TORCH_ELASTIC_", "TORCH_NCCL_", "GROUP_", "ROLE_", "RALLYPOINT_")
 FOREIGN_NAMES = (
     "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS", "LOGLEVEL",
@@ -65,8 +67,9 @@ def pytest_make_parametrize_id(val: object) -> str | None:
     return None
 
 
+@pytest.hookimpl(tryfirst=True)  # before the names of groups become part of the tests' names
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A test that needs what this machine does not have is skipped, and says so."""
+    """A test that needs what this machine does not have is skipped, and says so; tests that share something stay together."""
     if too_long := [item.nodeid[:LONGEST_NAME] for item in items if len(item.nodeid) > LONGEST_NAME]:
         raise pytest.UsageError(f"more than {LONGEST_NAME} characters; give their parameters ids: {'; '.join(too_long)}")
     have_torch = importlib.util.find_spec("torch") is not None
@@ -75,6 +78,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason="torch is not installed"))
         if "root" in item.keywords and os.geteuid() != 0:
             item.add_marker(pytest.mark.skip(reason="needs root"))
+        if isinstance(item, pytest.Function) and (group := shared_by(item)) and item.get_closest_marker("xdist_group") is None:
+            item.add_marker(pytest.mark.xdist_group(group))
+
+
+def shared_by(item: pytest.Function) -> str:
+    """What this test shares with others, and is made once for each test process; all who share it run in the same one."""
+    if ALONE_OF_THEIR_KIND in item.path.parents:
+        return ALONE_OF_THEIR_KIND.name
+    given = item.callspec.params if hasattr(item, "callspec") else {}
+    for name, definitions in item._fixtureinfo.name2fixturedefs.items():
+        if definitions[-1].scope == "module":
+            return f"{item.path.stem} {name} {given.get(name, '')}"
+        if name in SHARED_BY_FOLDERS:
+            return name
+    return ""
 
 
 @pytest.fixture(autouse=True)
