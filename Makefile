@@ -8,6 +8,8 @@ SEEDS ?= 0:100000
 JOBS ?= $(shell nproc)
 VENV := .venv
 BIN := $(VENV)/bin
+# Tests that must not run beside each other, or share a fixture, are in one group, which one process runs.
+PARALLEL := --numprocesses $(JOBS) --dist loadgroup
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet install
 
 # Without .pyc files every start would compile the package anew: in the tests, in the demo and in the figures.
@@ -34,10 +36,10 @@ demo: $(VENV)/.base
 	$(BIN)/rallyrun --standalone --nproc-per-node 4 --max-restarts 3 examples/recover.py build/demo
 
 test: $(VENV)/.test
-	$(BIN)/pytest -m "not torch and not root and not soak"
+	$(BIN)/pytest $(PARALLEL) -m "not torch and not root and not soak"
 
 test-all: lint docs $(VENV)/.test $(VENV)/.torch build/etcd/.debian build/prometheus/.debian
-	$(BIN)/pytest -m "not soak"
+	$(BIN)/pytest $(PARALLEL) -m "not soak"
 
 soak: $(VENV)/.test
 	@$(MAKE) --no-print-directory $(VENV)/.torch || echo "soak: no torch here, so what needs it is skipped"

@@ -35,6 +35,10 @@ INHERITED_HANDLERS = {
 }
 LEFTOVER_DEADLINE_S = 3.0
 DEFAULT_TIMEOUT_S = 30.0
+LONG_PARAMETER, SHOWN_OF_IT = 64, 16
+LONGEST_NAME = 300
+ALONE_OF_THEIR_KIND = Path(__file__).parent / "network"  # they look at all namespaces and interfaces of the machine
+SHARED_BY_FOLDERS = ("shared_cluster", "modules")  # those of the fixtures with the scope of a session that take seconds to make
 FOREIGN_PREFIXES = ("PET_", "TORCHELASTIC_", "TORCH_ELASTIC_", "TORCH_NCCL_", "GROUP_", "ROLE_", "RALLYPOINT_")
 FOREIGN_NAMES = (
     "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS", "LOGLEVEL",
@@ -54,14 +58,41 @@ def pytest_configure(config: pytest.Config) -> None:
             signal.signal(number, handler)
 
 
+def pytest_make_parametrize_id(val: object) -> str | None:
+    """A long parameter is told by its beginning and its length: a name is copied for every report and every child."""
+    if isinstance(val, str | bytes) and len(val) > LONG_PARAMETER:
+        return f"{val[:SHOWN_OF_IT]!a} and {len(val) - SHOWN_OF_IT} more"
+    if isinstance(val, int) and val.bit_length() > LONG_PARAMETER:
+        return f"a number of {val.bit_length()} bits"
+    return None
+
+
+@pytest.hookimpl(tryfirst=True)  # before the names of groups become part of the tests' names
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A test that needs what this machine does not have is skipped, and says so."""
+    """A test that needs what this machine does not have is skipped, and says so; tests that share something stay together."""
+    if too_long := [item.nodeid[:LONGEST_NAME] for item in items if len(item.nodeid) > LONGEST_NAME]:
+        raise pytest.UsageError(f"more than {LONGEST_NAME} characters; give their parameters ids: {'; '.join(too_long)}")
     have_torch = importlib.util.find_spec("torch") is not None
     for item in items:
         if "torch" in item.keywords and not have_torch:
             item.add_marker(pytest.mark.skip(reason="torch is not installed"))
         if "root" in item.keywords and os.geteuid() != 0:
             item.add_marker(pytest.mark.skip(reason="needs root"))
+        if isinstance(item, pytest.Function) and (group := shared_by(item)) and item.get_closest_marker("xdist_group") is None:
+            item.add_marker(pytest.mark.xdist_group(group))
+
+
+def shared_by(item: pytest.Function) -> str:
+    """What this test shares with others, and is made once for each test process; all who share it run in the same one."""
+    if ALONE_OF_THEIR_KIND in item.path.parents:
+        return ALONE_OF_THEIR_KIND.name
+    given = item.callspec.params if hasattr(item, "callspec") else {}
+    for name, definitions in item._fixtureinfo.name2fixturedefs.items():
+        if definitions[-1].scope == "module":
+            return f"{item.path.stem} {name} {given.get(name, '')}"
+        if name in SHARED_BY_FOLDERS:
+            return name
+    return ""
 
 
 @pytest.fixture(autouse=True)
@@ -125,6 +156,25 @@ def process_state(pid: int) -> tuple[str, int] | None:
 
 def children() -> set[int]:
     """Our children: those that tests started, and the orphans that we adopted."""
+    if not os.path.exists(f"/proc/self/task/{os.getpid()}/children"):  # the kernel was built without CONFIG_PROC_CHILDREN
+        return children_among_all()
+    found = children_of_threads()
+    while (again := children_of_threads()) != found:  # one that goes while the list is read hides another from it
+        found = again
+    return found
+
+
+def children_of_threads() -> set[int]:
+    """The kernel keeps a list for each thread, with zombies; an orphan comes to any one of them."""
+    found: set[int] = set()
+    for thread in os.listdir("/proc/self/task"):
+        with contextlib.suppress(OSError):  # it has ended meanwhile; another one has its children then
+            found.update(map(int, Path(f"/proc/self/task/{thread}/children").read_bytes().split()))
+    return found
+
+
+def children_among_all() -> set[int]:
+    """The same from every process of the machine, which takes a hundred times as long."""
     me = os.getpid()
     pids = (int(name) for name in os.listdir("/proc") if name.isdigit())
     return {pid for pid in pids if (state := process_state(pid)) is not None and state[1] == me}

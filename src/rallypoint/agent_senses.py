@@ -19,6 +19,7 @@ from rallypoint.processes.warded import WardedContext
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import socket
+    import threading
     from typing import Any
 
     from rallypoint.timers.file_server import FileTimerServer
@@ -34,6 +35,7 @@ class AgentSenses(SimpleElasticAgent):
     """The part of a local agent that watches over how its workers are."""
 
     _pcontext: PContext | None
+    _starting: threading.Lock  # held while workers are started: `_pcontext` is not yet theirs
     _health_check_server: Any
     _hang_watch: HangWatch | None
     _worker_watchdog: FileTimerServer | None
@@ -75,9 +77,11 @@ class AgentSenses(SimpleElasticAgent):
             env[defaults.ENV_TIMER_FILE] = path
 
     def _is_ours(self, pid: int) -> bool:
-        """Each worker leads a session of its own."""
+        """Each worker leads a session of its own. Who is late before all have been started is judged once they have."""
+        with self._starting:
+            context = self._pcontext
         try:
-            return self._pcontext is not None and os.getsid(pid) in self._pcontext.pids().values()
+            return context is not None and os.getsid(pid) in context.pids().values()
         except ProcessLookupError:
             return False
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Sequence
 
@@ -60,6 +61,7 @@ class LocalElasticAgent(AgentSenses):
         self._logs_specs = logs_specs
         self._health_check_server = health_check_server
         self._worker_watchdog = None
+        self._starting = threading.Lock()
         self._hang_watch = None
         self._hang_timeout = hang_timeout
         self._health_listeners = list(health_listeners)
@@ -127,19 +129,21 @@ class LocalElasticAgent(AgentSenses):
         envs = {plan.local_rank: _with_site(self._add_hang_env(plan.local_rank, plan.env)) for plan in plans}
         self._setup_local_watchdog(envs=envs)
         prefixes = {plan.local_rank: plan.prefix for plan in plans if plan.prefix is not None}
-        self._pcontext = start_processes(
-            name=spec.role,
-            entrypoint=spec.entrypoint or "",
-            args={plan.local_rank: plan.args for plan in plans},
-            envs=envs,
-            logs_specs=self._logs_specs,
-            log_line_prefixes=prefixes or None,
-            start_method=self._start_method,
-            numa_options=spec.numa_options,
-            duplicate_stdout_filters=spec.duplicate_stdout_filters,
-            duplicate_stderr_filters=spec.duplicate_stderr_filters,
-            licence_fd=peers.licence_fd() if (peers := self._peers()) is not None else None,
-        )
+        peers = self._peers()
+        with self._starting:
+            self._pcontext = start_processes(
+                name=spec.role,
+                entrypoint=spec.entrypoint or "",
+                args={plan.local_rank: plan.args for plan in plans},
+                envs=envs,
+                logs_specs=self._logs_specs,
+                log_line_prefixes=prefixes or None,
+                start_method=self._start_method,
+                numa_options=spec.numa_options,
+                duplicate_stdout_filters=spec.duplicate_stdout_filters,
+                duplicate_stderr_filters=spec.duplicate_stderr_filters,
+                licence_fd=peers.licence_fd() if peers is not None else None,
+            )
         if isinstance(self._pcontext, WardedContext):
             if self._kill_wait_s is not None:
                 self._pcontext.kill_wait_s = self._kill_wait_s

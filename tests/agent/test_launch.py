@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,6 +12,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
+from tests.ports import free_port
 
 from rallypoint.core.restarts import RestartPolicy
 from rallypoint.errors import RendezvousGracefulExitError, SignalException, UnkillableWorkersError, UsageError
@@ -60,11 +60,6 @@ def connect(where):
         except ConnectionRefusedError:
             continue
 """
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
 
 
 @pytest.fixture

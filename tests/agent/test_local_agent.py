@@ -15,9 +15,11 @@ from typing import Any
 
 import pytest
 
+from rallypoint import local_agent
 from rallypoint.errors import SignalException, WorkerStartError
 from rallypoint.local_agent import LocalElasticAgent
 from rallypoint.processes.log_specs import DefaultLogsSpecs, Std
+from rallypoint.processes.subprocesses import start_processes
 from rallypoint.rendezvous.handler import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 from rallypoint.rendezvous.local import LocalRendezvous
 from rallypoint.store.hash_store import HashStore
@@ -457,3 +459,39 @@ else:
     (port,) = {one["env"]["MASTER_PORT"] for one in tellings(told).values()}
     with socket.create_server(("127.0.0.1", int(port))):
         pass
+
+
+# --- timers that workers set -----------------------------------------------------------------------------------------------
+
+LATE = """
+import json, os, time
+request = {"version": 1, "pid": os.getpid(), "scope_id": "first step", "expiration_time": time.time() - 1, "signal": 9}
+with open(os.environ["TORCHELASTIC_TIMER_FILE"], "w") as pipe:
+    pipe.write(json.dumps(request) + "\\n")
+time.sleep(60)
+"""
+
+
+def test_m12_a_worker_that_is_late_before_all_have_been_started_is_ended(
+    make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """m12: on a loaded machine a worker may be quicker than the agent, which has yet to put down whom it has started."""
+    judged = threading.Event()
+
+    class Agent(LocalElasticAgent):
+        def _is_ours(self, pid: int) -> bool:
+            is_ours = super()._is_ours(pid)
+            judged.set()
+            return is_ours
+
+    def start_slowly(*args: Any, **kwargs: Any) -> Any:
+        context = start_processes(*args, **kwargs)
+        judged.wait(0.5)  # whoever judges before we are done does not know this worker
+        return context
+
+    monkeypatch.setenv("TORCHELASTIC_ENABLE_FILE_TIMER", "1")
+    monkeypatch.setattr(local_agent, "start_processes", start_slowly)
+    result = make_agent(sys.executable, "-c", LATE, cls=Agent).run()
+    assert result.is_failed()
+    assert result.failures[0].exitcode == -signal.SIGKILL
+    assert result.failures[0].message.startswith("timer first step expired")

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import threading
 import time
 from collections import deque
@@ -19,6 +18,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
+from tests.ports import free_port
 
 from rallypoint import report
 from rallypoint.core import agent as machine
@@ -537,9 +537,7 @@ def test_a_rendezvous_that_fails_ends_only_us(make_peers: MakePeers, launch: Lau
 
 def test_a_node_that_is_refused_leaves_the_job_to_the_others(launch: Launch) -> None:
     """It learns which setting differs; the job that refused it goes on. With a real store, over loopback."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        endpoint = f"127.0.0.1:{probe.getsockname()[1]}"
-    params = RendezvousParameters("c10d", endpoint, "job", 1, 2, last_call_timeout=0.1, close_timeout=1)
+    params = RendezvousParameters("c10d", f"127.0.0.1:{free_port()}", "job", 1, 2, last_call_timeout=0.1, close_timeout=1)
     member, stranger = embedded.create_handler(params), embedded.create_handler(params)
     assert isinstance(member, CoordinatedHandler)
     member.introduce(Introduction("default", 1, 99, "sh", 1.0))

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.ports import free_port
 
 NODES = 5
 WORKERS = 2
@@ -34,7 +35,6 @@ PORT_AGAIN_S = 1.0  # and sometimes sooner
 WAKING_S = 1.0  # a paused agent cannot stop its workers; awake, it does
 FULL_WORLD_S = 75.0  # a node that was lost again and again is held back for up to a minute
 KINDS = ["kill_agent", "kill_worker", "pause", "freeze", "leave", "stall", "reset"]
-PORTS = range(20_000, 32_000)  # below those that the kernel gives to outgoing connections
 SEED = "RALLY_SEED"
 NODE = "RALLY_TEST_NODE"
 
@@ -355,14 +355,6 @@ class Schedule:
 def kernel_objects(pid: int) -> tuple[int, int]:
     """How many descriptors and threads it has."""
     return len(os.listdir(f"/proc/{pid}/fd")), len(os.listdir(f"/proc/{pid}/task"))
-
-
-def free_port() -> int:
-    """One that nobody listens on, and that no outgoing connection will take."""
-    for port in random.sample(PORTS, 100):
-        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
-            return port
-    pytest.fail("no free port")
 
 
 class Cluster:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.ports import free_port
 
 # What costs more to import than a cold start has to spare.
 HEAVY = {
@@ -295,10 +295,7 @@ def test_the_master_port_is_free_for_rank_0(rallyrun: Any, script: Any, numbers:
 
 def test_a_given_master_port(rallyrun: Any, script: Any, numbers: Any):
     """P42: static rendezvous of one node: the address and port of the command line are the workers'."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    flags = ["--master-addr", "127.0.0.1", "--master-port", str(port), "--worker-store", "rank0", "--nproc-per-node", "2"]
+    flags = ["--master-addr", "127.0.0.1", "--master-port", str(free_port()), "--worker-store", "rank0", "--nproc-per-node", "2"]
     ended = rallyrun([*flags, script(MEETS)])
     assert ended.returncode == 0, ended.stderr
     assert sorted(numbers("met", ended.stdout)) == [0, 1]

@@ -126,7 +126,7 @@ def functions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.syspath_prepend(folder)
     monkeypatch.delitem(sys.modules, "worker_functions", raising=False)
     monkeypatch.setattr(sys.modules["__main__"], "__spec__", None)
-    monkeypatch.delattr(sys.modules["__main__"], "__file__")
+    monkeypatch.delattr(sys.modules["__main__"], "__file__", raising=False)  # a process of xdist has none
     return importlib.import_module("worker_functions")
 
 

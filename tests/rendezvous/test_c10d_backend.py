@@ -12,7 +12,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from tests.ports import free_ports
+from tests.ports import free_port
 from tests.torch_process import torch_importable
 
 from rallypoint.errors import RendezvousConnectionError, RendezvousStateError
@@ -27,10 +27,6 @@ from rallypoint.store.interface import StoreError, StoreNetworkError, StoreTimeo
 from rallypoint.store.tcp_store import TCPStore
 
 KEY = "torch.rendezvous.job"
-
-
-def free_port() -> int:
-    return free_ports(1)[0]
 
 
 ERRORS = [RuntimeError("e"), ValueError("e"), TimeoutError("e"), StoreError("e"), OSError("e")]

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import pytest
+from tests.ports import free_port
 
 from rallypoint.errors import RendezvousClosedError, RendezvousError, UsageError
 from rallypoint.rendezvous import local, static
@@ -36,11 +37,6 @@ def closing(request: pytest.FixtureRequest) -> Callable[[Handler], Handler]:
     return close_later
 
 
-def free_port(host: str = "127.0.0.1") -> int:
-    with socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-        return int(probe.getsockname()[1])
-
-
 def is_held(info: RendezvousInfo) -> bool:
     """Whether nobody else can have the port that the workers are told."""
     where = info.bootstrap_store_info
@@ -54,7 +50,7 @@ def is_held(info: RendezvousInfo) -> bool:
 
 
 def test_static_gives_what_the_user_gave(closing: Any) -> None:
-    port = free_port("::1")
+    port = free_port()
     handler = closing(static.create_rdzv_handler(params("static", f"[::1]:{port}", rank="0", timeout="60")))
     assert isinstance(handler, StaticTCPRendezvous)
     info = handler.next_rendezvous()

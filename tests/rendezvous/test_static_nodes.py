@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import random
 import select
 import socket
 import threading
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.ports import free_port
 
 from rallypoint import report
 from rallypoint.core.failure_reports import WorkerFailure
@@ -31,16 +31,8 @@ from rallypoint.store.tcp_store import TCPStore
 
 HERE = "127.0.0.1"
 TIMEOUT_S = 10.0
-PORTS = range(20_000, 32_000)  # below those that the kernel gives to outgoing connections
 PING, PONG = wire.request(wire.PING, (), 7), wire.U32.pack(7)
 SET_K, GET_K = wire.request(wire.SET, [b"/k", b"v"]), wire.request(wire.GET, [b"/k"])
-
-
-def free_port() -> int:
-    for port in random.sample(PORTS, 100):
-        with contextlib.suppress(OSError), socket.create_server((HERE, port)):
-            return port
-    pytest.fail("no port is free")
 
 
 # --- the door --------------------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from tests.ports import free_port
 
 from rallypoint.core.coordination import Event, Get, Put, Transaction
 from rallypoint.core.fence import Connection
@@ -107,12 +108,6 @@ Wired = Callable[[CoordinationServer], EmbeddedCoordination]
 
 
 # --- connecting ------------------------------------------------------------------------------------------------------------
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as sock:
-        port: int = sock.getsockname()[1]
-        return port
 
 
 def test_nobody_there(connect: Connect) -> None:

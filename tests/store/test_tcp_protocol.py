@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 import pytest
@@ -167,19 +167,19 @@ def test_what_is_just_within_the_limits_is_read() -> None:
 
 
 @pytest.mark.parametrize(
-    ("operation", "strings", "why"),
+    ("operation", "make_strings", "why"),
     [
-        (wire.GET, [b"k" * 8193], "GET with a key of 8193 bytes"),
-        (wire.SET, [b"k", b"v" * (wire.MAX_VALUE_BYTES + 1)], "SET with a value of 8388609 bytes"),
-        (wire.COMPARE_SET, [b"k", b"", b"v" * (wire.MAX_VALUE_BYTES + 1)], "COMPARE_SET with a value of 8388609 bytes"),
-        (wire.MULTI_SET, [b"k", b"v", b"k" * 8193, b"v"], "MULTI_SET with a key of 8193 bytes"),
-        (wire.CHECK, [b""] * (wire.MAX_KEYS + 1), "CHECK of 131073 keys at once"),
-        (wire.MULTI_SET, [b""] * (2 * wire.MAX_KEYS + 2), "MULTI_SET of 131073 keys at once"),
+        (wire.GET, lambda: [b"k" * 8193], "GET with a key of 8193 bytes"),
+        (wire.SET, lambda: [b"k", bytes(wire.MAX_VALUE_BYTES + 1)], "SET with a value of 8388609 bytes"),
+        (wire.COMPARE_SET, lambda: [b"k", b"", bytes(wire.MAX_VALUE_BYTES + 1)], "COMPARE_SET with a value of 8388609 bytes"),
+        (wire.MULTI_SET, lambda: [b"k", b"v", b"k" * 8193, b"v"], "MULTI_SET with a key of 8193 bytes"),
+        (wire.CHECK, lambda: [b""] * (wire.MAX_KEYS + 1), "CHECK of 131073 keys at once"),
+        (wire.MULTI_SET, lambda: [b""] * (2 * wire.MAX_KEYS + 2), "MULTI_SET of 131073 keys at once"),
     ],
 )
-def test_a_request_that_servers_refuse_is_not_made(operation: int, strings: list[bytes], why: str) -> None:
+def test_a_request_that_servers_refuse_is_not_made(operation: int, make_strings: Callable[[], list[bytes]], why: str) -> None:
     with pytest.raises(ProtocolError, match=why):
-        request(operation, strings)
+        request(operation, make_strings())
 
 
 def test_a_multi_set_of_the_most_keys_is_made_and_read() -> None:

@@ -219,19 +219,21 @@ def test_many_keys_at_once(store: TCPStore) -> None:
 
 
 @pytest.mark.parametrize(
-    ("operation", "arguments", "reason"),
+    ("operation", "make_arguments", "reason"),
     [
-        ("set", ("k", bytes(wire.MAX_VALUE_BYTES + 1)), "8388609 bytes"),
-        ("set", ("k" * wire.MAX_KEY_BYTES, "v"), "8193 bytes"),
-        ("get", ("k" * wire.MAX_KEY_BYTES,), "8193 bytes"),
-        ("check", (["k"] * (wire.MAX_KEYS + 1),), "131073 keys"),
-        ("add", ("n", 1 << 63), "64 bits"),
-        ("barrier", ("b", 1 << 63), "64 bits"),
+        ("set", lambda: ("k", bytes(wire.MAX_VALUE_BYTES + 1)), "8388609 bytes"),
+        ("set", lambda: ("k" * wire.MAX_KEY_BYTES, "v"), "8193 bytes"),
+        ("get", lambda: ("k" * wire.MAX_KEY_BYTES,), "8193 bytes"),
+        ("check", lambda: (["k"] * (wire.MAX_KEYS + 1),), "131073 keys"),
+        ("add", lambda: ("n", 1 << 63), "64 bits"),
+        ("barrier", lambda: ("b", 1 << 63), "64 bits"),
     ],
 )
-def test_what_no_server_takes_is_not_sent(store: TCPStore, operation: str, arguments: tuple[Any, ...], reason: str) -> None:
+def test_what_no_server_takes_is_not_sent(
+    store: TCPStore, operation: str, make_arguments: Callable[[], tuple[Any, ...]], reason: str
+) -> None:
     with pytest.raises(StoreError, match=reason):
-        getattr(store, operation)(*arguments)
+        getattr(store, operation)(*make_arguments())
     assert store.add("n", 1) == 1
 
 
