@@ -7,7 +7,6 @@ gets an answer at once, and waits on `wakeup_fd` when there is none. What is dec
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Mapping
 
 from rallypoint import defaults, report
@@ -279,11 +278,11 @@ class DynamicRendezvous(CoordinatedHandler):
 
         is_first = self._sessions == 0
         timeout_s = settings.join_timeout_s if is_first else settings.store_timeout_s
-        engine = self._place.connect(timeout_s, REFUSAL_TIMEOUT_S, pause)
-        if engine is None:
+        connected = self._place.connect(self._terms.lease_s, timeout_s, REFUSAL_TIMEOUT_S, pause)
+        if connected is None:
             return None
+        engine, lease = connected
         self._sessions += 1
-        lease = engine.grant(self._terms.lease_s, time.monotonic() + settings.store_timeout_s)
         self._address = self._worker_store.address_for(self._params.local_addr or self._place.advertised_address(engine))
         me = Identity(self.name, self._hint, self._address, lease)
         return engine, Participant(make_joining(self._params, settings, self._introduction, me, self._terms))
