@@ -5,8 +5,11 @@ All times are read on one clock: the nodes are namespaces of one machine.
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +19,8 @@ pytestmark = [pytest.mark.root, pytest.mark.timeout(120)]
 LEASE_S = 3.0
 LEASES_AND_RESTART_S = LEASE_S + 1.5  # a second is promised, the rest is for a busy machine
 FENCE_ALLOWANCE_S = 0.5
+NAMES = Path("/etc/netns")  # see the fixture
+PORT = 29400
 WaitUntil = Callable[..., Any]
 
 
@@ -152,3 +157,42 @@ def test_clocks_that_disagree_P48(network: Any, wait_until: WaitUntil) -> None:
     check_regrouped(net, workers, cut_at, wait_until)
     check_rejoined(net, net.nodes[1].heal(), wait_until)
     finish(net)
+
+
+# --- names that lie --------------------------------------------------------------------------------------------------------
+
+
+def debian(net: Any) -> None:
+    """The host's /etc/hosts gives its own name to the loopback, as Debian's does; the other knows its address."""
+    for node, address in zip(net.nodes, ("127.0.1.1", net.nodes[0].address), strict=True):
+        (NAMES / node.namespace / "hosts").write_text(f"127.0.0.1 localhost\n{address} node0\n")
+
+
+def test_m9_with_a_secret_the_hosts_own_name_will_do(network: Any, wait_until: WaitUntil, tmp_path: Path) -> None:
+    """M9: the store listens everywhere, and the workers' store where the others can reach it."""
+    net = network(2)
+    debian(net)
+    secret = tmp_path / "secret"
+    secret.write_text("0123456789abcdef0123456789abcdef")
+    secret.chmod(0o600)
+    host, other = net.nodes
+    host.start("--nnodes", "2", "--secret-file", str(secret), "--node-rank", "0", endpoint=f"node0:{PORT}")
+    other.start("--nnodes", "2", "--secret-file", str(secret), "--node-rank", "1", endpoint=f"node0:{PORT}")
+    workers = wait_until(lambda: net.journal.whole_world(2), 15)
+    assert {worker["master_addr"] for worker in workers} == {host.address}
+    reach = f"import socket; socket.create_connection(({host.address!r}, {workers[0]['master_port']}), timeout=5)"
+    subprocess.run(["ip", "netns", "exec", other.namespace, sys.executable, "-c", reach], check=True, timeout=20)
+    finish(net)
+    assert "only this machine can reach the store" not in net.said()
+
+
+def test_m9_without_a_secret_both_sides_are_told(network: Any, wait_until: WaitUntil) -> None:
+    """M9: the host at once, with an address that would do; the other after a moment, with what it may be."""
+    net = network(2)
+    debian(net)
+    host, other = (node.start("--nnodes", "2", endpoint=f"node0:{PORT}") for node in net.nodes)
+    wait_until(lambda: "hosts the coordination store" in host.text)
+    why = "node0 is 127.0.1.1 here (see /etc/hosts): only this machine can reach the store"
+    what_to_do = "use its address, e.g. 10.77.0.1, as the endpoint, or give a secret with --secret-file"
+    wait_until(lambda: f"{why}; {what_to_do}" in host.text)
+    wait_until(lambda: "its own /etc/hosts may say that node0 is 127.0.1.1; then use its address as the endpoint" in other.text)

@@ -16,7 +16,7 @@ from tests.ports import free_port
 
 from rallypoint.core.coordination import Event, Get, Put, Transaction
 from rallypoint.core.fence import Connection
-from rallypoint.store import line
+from rallypoint.store import dialling, lookup
 from rallypoint.store.client import EmbeddedCoordination
 from rallypoint.store.coordination import LeaseLostError, RefusedError, StoreGoneError, UnreachableError
 from rallypoint.store.held_lease import HeldLease
@@ -127,13 +127,13 @@ def test_p06_a_name_that_resolves_only_later(start_server: Start, soon: Soon, mo
     server = start_server()
     tries = []
 
-    def resolve(host: str, port: int) -> list[Any]:
+    def look_up(host: str, port: int) -> list[Any]:
         tries.append(host)
         if len(tries) < 3:
             raise socket.gaierror(-2, "Name or service not known")
         return [(socket.AF_INET, ("127.0.0.1", 1)), (socket.AF_INET, server.addresses[0])]
 
-    monkeypatch.setattr(line, "resolve", resolve)
+    monkeypatch.setattr(lookup, "look_up", look_up)
     client = EmbeddedCoordination("store.example", 29400, "job", None)
     with contextlib.closing(client):
         client.connect(soon())
@@ -153,7 +153,7 @@ def test_the_store_may_come_later(start_server: Start, soon: Soon) -> None:
 
 
 def test_somebody_who_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(line, "HANDSHAKE_S", 0.1)
+    monkeypatch.setattr(dialling, "HANDSHAKE_S", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         client = EmbeddedCoordination("127.0.0.1", silent.getsockname()[1], "job", None)
         with contextlib.closing(client), pytest.raises(UnreachableError, match=r"no answer within 0\.1 s"):

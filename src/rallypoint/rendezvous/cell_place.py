@@ -36,9 +36,13 @@ class CellPlace(Place):
         self._run_id = run_id
         self._shared = store
 
-    def connect(self, timeout_s: float, refusal_timeout_s: float, pause: Callable[[float], bool]) -> Coordination | None:
+    def connect(
+        self, lease_s: float, timeout_s: float, refusal_timeout_s: float, pause: Callable[[float], bool]
+    ) -> tuple[Coordination, int] | None:
         """A back end that cannot be reached at first is not waited for: whoever made it has waited."""
-        return super().connect(timeout_s, refusal_timeout_s, pause) if self._identity else self._try_once()
+        if self._identity:
+            return super().connect(lease_s, timeout_s, refusal_timeout_s, pause)
+        return self._try_once(lease_s, time.monotonic())
 
     def open_store(self, generation: job.Generation) -> Any:
         return _part_of(self._shared, f"torch.rendezvous.{self._run_id}.{generation.number}.{generation.attempt}")

@@ -140,6 +140,7 @@ class Driver:
             return
         for bell in (self._bell, self._out, self._fenced):
             bell.close()
+        self._licence.close()
 
     @property
     def is_stopped(self) -> bool:

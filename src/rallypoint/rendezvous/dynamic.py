@@ -7,7 +7,6 @@ gets an answer at once, and waits on `wakeup_fd` when there is none. What is dec
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Mapping
 
 from rallypoint import defaults, report
@@ -166,6 +165,9 @@ class DynamicRendezvous(CoordinatedHandler):
         if self._driver is not None:
             self._driver.kill_workers = kill
 
+    def was_fenced(self, why: str) -> None:
+        self._is_over = True
+
     def report_failure(self, failures: Mapping[int, WorkerFailure]) -> None:
         told = NodeReport(self.name, 0, tuple(failures.values()), stopped=max(0, self._introduction.workers - len(failures)))
         self._tell(lambda participant: participant.failed(told))
@@ -201,9 +203,7 @@ class DynamicRendezvous(CoordinatedHandler):
         self._place.close(float("inf") if stays_for_others else self._settings.close_timeout_s)
         self._worker_store.close()
         driver.close()
-        if self._licence is not None:
-            self._licence.close()
-            self._licence = None
+        self._licence = None
 
     def _stay_for_workers(self, driver: Driver) -> None:
         """We are done, but the workers' store is here: stay until the job has ended, or goes on in a generation without us."""
@@ -255,8 +255,9 @@ class DynamicRendezvous(CoordinatedHandler):
         return None
 
     def _take_seat(self, driver: Driver, seated: news.Seated) -> RendezvousInfo | None:
-        """Our place, unless that generation is over already: then no worker has to be started for it."""
-        if any(isinstance(one, news.Stop) and one.generation == seated.seat.generation for one in driver.peek()):
+        """Our place, unless that generation is over for us already: then no worker has to be started for it."""
+        number = seated.seat.generation
+        if any(isinstance(one, Fenced) or (isinstance(one, news.Stop) and one.generation == number) for one in driver.peek()):
             driver.ready(self._hold_port)
             return None
         self._seated, self._has_asked, self._is_over, self._is_done = seated, False, False, False
@@ -302,11 +303,11 @@ class DynamicRendezvous(CoordinatedHandler):
 
         is_first = self._sessions == 0
         timeout_s = settings.join_timeout_s if is_first else settings.store_timeout_s
-        engine = self._place.connect(timeout_s, REFUSAL_TIMEOUT_S, pause)
-        if engine is None:
+        connected = self._place.connect(self._terms.lease_s, timeout_s, REFUSAL_TIMEOUT_S, pause)
+        if connected is None:
             return None
+        engine, lease = connected
         self._sessions += 1
-        lease = engine.grant(self._terms.lease_s, time.monotonic() + settings.store_timeout_s)
         self._address = self._worker_store.address_for(self._params.local_addr or self._place.advertised_address(engine))
         me = Identity(self.name, self._hint, self._address, lease)
         joining = make_joining(self._params, settings, self._introduction, me, self._terms)

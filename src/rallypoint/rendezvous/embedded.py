@@ -25,6 +25,11 @@ def create_handler(params: RendezvousParameters) -> RendezvousHandler:
     settings = read_settings(params.config, os.environ)
     check_node_unit(settings, params.min_nodes, params.max_nodes)
     report.info(f"rendezvous of {params.min_nodes} to {params.max_nodes} nodes at {Endpoint(host, port)}: {describe(settings)}")
+    if not (params.endpoint or "").strip() and params.max_nodes > 1:
+        report.warn(
+            f"no endpoint is given, so the nodes meet at {Endpoint(host, port)}, where only agents on this machine can come;"
+            f" for others give --rdzv-endpoint HOST:{port}, the same on all of them, where HOST is one of the nodes"
+        )
     secret = load_secret(settings, os.environ)
     place = MeetingPlace(Endpoint(host, port), params.run_id, params.max_nodes, secret, settings)
     terms = embedded_terms(settings, params.max_nodes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import _socket  # all that the start of a job needs of socket, which takes 4 ms to import
+from collections.abc import Iterator
 
 from rallypoint.errors import UsageError
 
@@ -10,11 +11,12 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import socket
 
-__all__ = ["get_free_port", "get_local_address", "get_socket_with_port", "parse_rendezvous_endpoint"]
+__all__ = ["address_of_default_route", "get_free_port", "get_local_address", "get_socket_with_port", "parse_rendezvous_endpoint"]
 
 LOOPBACK = "127.0.0.1"
 # Reserved for documentation (RFC 5737): nobody is there, and asking for the route to it sends nothing.
 SOMEWHERE_ELSE = ("192.0.2.1", 9)
+SIOCGIFADDR = 0x8915  # an interface's IPv4 address
 
 
 def parse_rendezvous_endpoint(endpoint: str | None, default_port: int) -> tuple[str, int]:
@@ -138,17 +140,32 @@ def get_local_address() -> str:
     try:
         _socket.getaddrinfo(name, None)
     except OSError:
-        return _address_of_default_route()
+        return address_of_default_route()
     return name
 
 
-def _address_of_default_route() -> str:
+def address_of_default_route() -> str:
+    """The address from which this machine reaches others: of its default route, or of any interface; else the loopback's."""
     import socket
 
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(SOMEWHERE_ELSE)
-        except OSError:
-            return LOOPBACK  # no network at all
+        except OSError:  # there is no such route, as in a cluster of its own
+            return next(_addresses_of_interfaces(probe), LOOPBACK)
         address: str = probe.getsockname()[0]
     return address
+
+
+def _addresses_of_interfaces(probe: socket.socket) -> Iterator[str]:
+    import fcntl
+    import socket
+
+    for _, name in socket.if_nameindex():
+        try:
+            answer = fcntl.ioctl(probe, SIOCGIFADDR, name.encode().ljust(40, b"\0"))
+        except OSError:  # it has none
+            continue
+        address = socket.inet_ntoa(answer[20:24])
+        if not address.startswith("127."):
+            yield address

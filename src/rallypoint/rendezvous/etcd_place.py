@@ -57,11 +57,11 @@ class EtcdPlace(Place):
             clear_if_over(engine)
             self._is_cleared = True
 
-    def _try_once(self) -> Coordination:
+    def _try_once(self, lease_s: float, slice_ends: float) -> tuple[Coordination, int]:
         if self._bootstrap is not None:
             self._bootstrap.start()
             self._bootstrap.check()
-        return super()._try_once()
+        return super()._try_once(lease_s, slice_ends)
 
     def advertised_address(self, engine: Coordination) -> str:
         return engine.local_address()

@@ -10,18 +10,24 @@ import time
 from collections.abc import Callable
 
 from rallypoint import report
+from rallypoint.core.dialling import advice
 from rallypoint.file_limit import make_room
+from rallypoint.processes.context import wait_readable
 from rallypoint.records import Value
+from rallypoint.rendezvous.endpoint import LOOPBACK, address_of_default_route
 from rallypoint.rendezvous.place import Place
 from rallypoint.rendezvous.settings import Settings
 from rallypoint.store.client import EmbeddedCoordination
 from rallypoint.store.coordination import Coordination, UnreachableError
-from rallypoint.store.listening import open_listeners
+from rallypoint.store.listening import is_loopback_here_only, open_listeners
+from rallypoint.store.lookup import Lookup
 from rallypoint.store.server import CoordinationServer
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import socket
+
+    from rallypoint.store.listening import Address
 
 __all__ = ["Endpoint", "MeetingPlace"]
 
@@ -59,11 +65,29 @@ class MeetingPlace(Place):
         self._max_nodes = max_nodes
         self._secret = secret
         self._settings = settings
+        self._lookup: Lookup | None = None  # while it is not known whether this node is the host
+        self._is_name_of_loopback = False  # on this machine alone
 
-    def _try_once(self) -> Coordination:
-        if self.server is None and not self._identity:
-            self._try_to_host()
-        return super()._try_once()
+    def _try_once(self, lease_s: float, slice_ends: float) -> tuple[Coordination, int]:
+        if self.server is None and not self._identity and self._settings.is_host is not False:
+            self._try_to_host(slice_ends)
+        return super()._try_once(lease_s, slice_ends)
+
+    @property
+    def _goes_on(self) -> bool:
+        return True
+
+    def _stop_trying(self) -> None:
+        super()._stop_trying()
+        lookup, self._lookup = self._lookup, None
+        if lookup is not None:
+            lookup.close()
+
+    def _advice(self) -> str:
+        if isinstance(self._engine, EmbeddedCoordination):
+            return self._engine.advice()
+        host, port = self.endpoint.host, self.endpoint.port
+        return advice(host, port, is_name=True, is_known=False, is_refused=False, is_connected=False)
 
     def _open(self, engine: Coordination, deadline: float) -> None:
         assert isinstance(engine, EmbeddedCoordination)
@@ -77,26 +101,63 @@ class MeetingPlace(Place):
         host = self.server_address() or self.endpoint.host
         return EmbeddedCoordination(host, self.endpoint.port, self._run_id, self._secret)
 
-    def _try_to_host(self) -> None:
+    def _try_to_host(self, until: float) -> None:
+        endpoint = self.endpoint
         try:
+            addresses = self._look_up(until)
+            if addresses is None:
+                return  # the engine asks too, and can say so
             may_be_everywhere = self._secret is not None and self._take_in_worker is None  # workers prove nothing
             listeners = open_listeners(
-                self.endpoint.host, self.endpoint.port, is_host=self._settings.is_host, wildcard_allowed=may_be_everywhere
+                endpoint.host,
+                endpoint.port,
+                is_host=self._settings.is_host,
+                wildcard_allowed=may_be_everywhere,
+                addresses=addresses,
             )
         except OSError as error:
             if self._settings.is_host:
                 raise
-            raise UnreachableError(f"the endpoint {self.endpoint} cannot be found: {error}") from error
+            raise UnreachableError(f"the endpoint {endpoint} cannot be found: {error}") from error
         if listeners is None:
             return
+        self._stop_trying()  # to reach by its name what is here now
         make_room(SPARE_FILES + FILES_PER_NODE * self._max_nodes)
         self.server = CoordinationServer(listeners, self._run_id, self._secret, take_in_worker=self._take_in_worker)
         self.server.start()
-        report.info(f"this node hosts the coordination store at {self.endpoint}")
+        self._is_name_of_loopback = is_loopback_here_only(endpoint.host, addresses)
+        self._tell_of_hosting(addresses)
+
+    def _look_up(self, until: float) -> list[Address] | None:
+        """The addresses of the endpoint; None if no name server has answered by then. OSError: there are none."""
+        self._lookup = self._lookup or Lookup(self.endpoint.host, self.endpoint.port)
+        self._lookup.ask(time.monotonic())
+        wait_readable([self._lookup.fileno()], until - time.monotonic())
+        answer = self._lookup.take()
+        if isinstance(answer, OSError):
+            raise answer
+        return answer
+
+    def _tell_of_hosting(self, addresses: list[Address]) -> None:
+        endpoint = self.endpoint
+        report.info(f"this node hosts the coordination store at {endpoint}")
         if self._secret is None:
             report.info(
-                f"the job has no secret: whoever reaches {self.endpoint} can join or end it; --secret-file closes it to strangers"
+                f"the job has no secret: whoever reaches {endpoint} can join or end it; --secret-file closes it to strangers"
             )
+        if self._is_name_of_loopback and not self._is_everywhere and self._max_nodes > 1:
+            own = address_of_default_route()
+            example = "" if own == LOOPBACK else f", e.g. {own},"
+            secret = "" if self._take_in_worker is not None else ", or give a secret with --secret-file"
+            report.warn(
+                f"{endpoint.host} is {addresses[0][1][0]} here (see /etc/hosts): only this machine can reach the store;"
+                f" use its address{example} as the endpoint{secret}"
+            )
+
+    @property
+    def _is_everywhere(self) -> bool:
+        """Whether the store listens on all addresses of this machine."""
+        return self.server is not None and self.server_address() not in {one[0] for one in self.server.addresses}
 
     def server_address(self) -> str | None:
         """How the host itself reaches its store, where that is not by the endpoint's name."""
@@ -110,9 +171,10 @@ class MeetingPlace(Place):
         return self.server is not None
 
     def advertised_address(self, engine: Coordination) -> str:
-        address = engine.local_address()
-        is_behind_wildcard = self.server is not None and self.server_address() not in {one[0] for one in self.server.addresses}
-        return self.endpoint.host if is_behind_wildcard else address
+        if not self._is_everywhere:
+            return engine.local_address()
+        own = address_of_default_route() if self._is_name_of_loopback else LOOPBACK
+        return self.endpoint.host if own == LOOPBACK else own
 
     def close(self, close_timeout_s: float) -> None:
         server, self.server = self.server, None

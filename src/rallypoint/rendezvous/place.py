@@ -1,7 +1,12 @@
-"""Where the nodes of a job meet, whichever engine is there: finding it, and trying again until it is there."""
+"""Where the nodes of a job meet, whichever engine is there: finding it, and trying again until it is there.
+
+An attempt may last as long as the network needs. It is made in slices, so that between them it is seen whether this node is still
+wanted, and whether it can be the host by now.
+"""
 
 from __future__ import annotations
 
+import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -18,7 +23,9 @@ if TYPE_CHECKING:
 __all__ = ["SLICE_S", "Place"]
 
 SLICE_S = 0.5  # after each we look whether we are still wanted
+HINT_S = 1.5
 PROGRESS_INTERVAL_S = 10.0
+GRANT_S = 10.0  # for round trips of seconds
 
 
 class Place(ABC):
@@ -28,26 +35,39 @@ class Place(ABC):
         self._name = name
         self._identity = ""
         self._engine: Coordination | None = None  # the latest, which knows how the last session ended
+        self._unfinished: Coordination | None = None  # the same, while it is not connected yet
         self._store: SharedStore | None = None
 
-    def connect(self, timeout_s: float, refusal_timeout_s: float, pause: Callable[[float], bool]) -> Coordination | None:
-        """A connection to the store, which is opened here if need be. None if `pause`, which sleeps, says that we are to stop."""
+    def connect(
+        self, lease_s: float, timeout_s: float, refusal_timeout_s: float, pause: Callable[[float], bool]
+    ) -> tuple[Coordination, int] | None:
+        """A connection to the store, which is opened here if need be, and a lease. None if `pause`, which sleeps, says stop.
+
+        As long as there is time any break is only a reason to try again: there is nothing yet that could be lost by it.
+        """
         began = time.monotonic()
-        tell_at = began + PROGRESS_INTERVAL_S
+        hint_at, tell_at = began + HINT_S, began + PROGRESS_INTERVAL_S
         refused_since = self._engine.connection().refused_since if self._engine else None
-        while True:
-            try:
-                return self._try_once()
-            except UnreachableError as error:
-                trouble, now = str(error), time.monotonic()
-            is_refused = self._engine is not None and self._engine.connection().refused_since is not None
-            refused_since = (refused_since or now) if is_refused else None
-            self._give_up_if_hopeless(trouble, now - began, timeout_s, now - (refused_since or now), refusal_timeout_s)
-            if now >= tell_at:
-                tell_at = now + PROGRESS_INTERVAL_S
-                report.info(f"{trouble}; trying for another {began + timeout_s - now:.0f} s")
-            if not pause(0.05):
-                return None
+        try:
+            while True:
+                slice_ends = time.monotonic() + SLICE_S
+                try:
+                    return self._try_once(lease_s, slice_ends)
+                except UnreachableError as error:
+                    trouble, now = str(error), time.monotonic()
+                is_refused = self._engine is not None and self._engine.connection().refused_since is not None
+                refused_since = (refused_since or now) if is_refused else None
+                self._give_up_if_hopeless(trouble, now - began, timeout_s, now - (refused_since or now), refusal_timeout_s)
+                if now >= hint_at:
+                    hint_at = math.inf
+                    self._hint(trouble, timeout_s)
+                if now >= tell_at:
+                    tell_at = now + PROGRESS_INTERVAL_S
+                    report.info(f"{trouble}; trying for another {began + timeout_s - now:.0f} s")
+                if not pause(0.0 if now >= slice_ends else 0.05):
+                    return None
+        finally:
+            self._stop_trying()
 
     def _give_up_if_hopeless(
         self, trouble: str, tried_s: float, timeout_s: float, refused_s: float, refusal_timeout_s: float
@@ -60,18 +80,42 @@ class Place(ABC):
                 f" {refusal_timeout_s:g} s; the agent there has ended or was killed, and the job ends with it"
             )
 
-    def _try_once(self) -> Coordination:
-        engine = self._engine = self._new_engine()
-        return self._connected(engine, time.monotonic() + SLICE_S)
+    def _hint(self, trouble: str, timeout_s: float) -> None:
+        """It takes longer than it does where all is well: say so, if something can be advised."""
+        advice = self._advice()
+        if advice and not self._identity:
+            report.info(f"{trouble}; trying for up to {timeout_s:g} s. {advice[0].upper()}{advice[1:]}")
 
-    def _connected(self, engine: Coordination, deadline: float) -> Coordination:
+    def _advice(self) -> str:
+        """What a user may look at when the store is not found; nothing where the trouble says it all."""
+        return ""
+
+    def _try_once(self, lease_s: float, slice_ends: float) -> tuple[Coordination, int]:
+        """One slice of trying, for which the next one goes on with the same engine where that can be."""
+        engine = self._engine = self._unfinished or self._new_engine()
+        self._unfinished = None
         try:
-            self._open(engine, deadline)
+            self._open(engine, slice_ends)
             self._check_identity(engine)
+            return engine, engine.grant(lease_s, time.monotonic() + GRANT_S)
+        except UnreachableError:
+            self._unfinished = engine
+            if not self._goes_on:
+                self._stop_trying()
+            raise
         except BaseException:  # whatever it was, the socket must not stay; it is raised again
             engine.close()
             raise
-        return engine
+
+    @property
+    def _goes_on(self) -> bool:
+        """Whether an engine that was not welcomed in one slice may be in the next."""
+        return False
+
+    def _stop_trying(self) -> None:
+        engine, self._unfinished = self._unfinished, None
+        if engine is not None:
+            engine.close()
 
     def _check_identity(self, engine: Coordination) -> None:
         """A store that was started anew knows nothing of the job that we are part of."""
@@ -83,7 +127,14 @@ class Place(ABC):
 
     def new_connection(self) -> Coordination:
         """Another connection to the same store, without a lease, for the store that members share."""
-        return self._connected(self._new_engine(), time.monotonic() + self._connect_timeout_s)
+        engine = self._new_engine()
+        try:
+            self._open(engine, time.monotonic() + self._connect_timeout_s)
+            self._check_identity(engine)
+        except BaseException:  # whatever it was, the socket must not stay; it is raised again
+            engine.close()
+            raise
+        return engine
 
     def open_store(self, generation: job.Generation) -> Any:
         """The store that the members of a generation share; it has a connection only if somebody uses it."""

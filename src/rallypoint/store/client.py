@@ -15,6 +15,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from rallypoint.core.coordination import Event, Outcome, Snapshot, Transaction
+from rallypoint.core.dialling import advice
 from rallypoint.core.fence import Connection
 from rallypoint.store.client_watches import Watches
 from rallypoint.store.conversation import Conversation, checked_answer
@@ -31,12 +32,13 @@ from rallypoint.store.frames import FrameError
 from rallypoint.store.handshake import ClientHandshake, Testimony, make_testimony
 from rallypoint.store.held_lease import HeldLease
 from rallypoint.store.line import Line, dial
+from rallypoint.store.listening import address_as_such
 from rallypoint.store.wire import MOST_WATCHES, decode_event, decode_item, encode_transaction, flag, number, text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from rallypoint.store.conversation import Handler
-    from rallypoint.store.line import Dial
+    from rallypoint.store.dialling import Dial
 
     Clock = Callable[[], float]
 
@@ -51,6 +53,7 @@ class EmbeddedCoordination(Coordination):
     ) -> None:
         self._clock = clock
         self._run_id, self._secret = run_id, secret
+        self._where = host, port
         self._line = Line(host, port, lambda: ClientHandshake(run_id, secret), dial, clock())
         self._talk = Conversation(self._line, self)
         self._watches = Watches()
@@ -146,6 +149,17 @@ class EmbeddedCoordination(Coordination):
 
     def connection(self) -> Connection:
         return Connection(self.valid_until(), self._line.unreachable_since, self._line.refused_since, self._line.trouble)
+
+    def advice(self) -> str:
+        """What a user may look at, while nobody has welcomed us."""
+        dialler = self._line.dialler
+        return advice(
+            *self._where,
+            is_name=address_as_such(*self._where) is None,
+            is_known=dialler.is_known,
+            is_refused=dialler.refused_since is not None,
+            is_connected=dialler.is_answered,
+        )
 
     def local_address(self) -> str:
         return self._line.local_address()

@@ -55,6 +55,7 @@ class Link:
         self.fd = sock.fileno()
         self.begun_at = begun_at
         self.is_connected = False
+        self._polled_events = 0
 
     @property
     def welcome(self) -> Welcome | None:
@@ -66,6 +67,12 @@ class Link:
         if not self.is_connected:
             return select.EPOLLOUT
         return select.EPOLLIN | (select.EPOLLOUT if self._output else 0)
+
+    def watch(self, poll: select.epoll) -> None:
+        """Have `poll` tell of what is waited for now."""
+        if self.wanted_events != self._polled_events:
+            (poll.modify if self._polled_events else poll.register)(self.fd, self.wanted_events)
+            self._polled_events = self.wanted_events
 
     def local_address(self) -> str:
         address: str = self._socket.getsockname()[0]
@@ -140,7 +147,9 @@ class Link:
             if self._handshake.welcome is None:
                 raise FrameError("no welcome")
 
-    def close(self) -> None:
+    def close(self, poll: select.epoll) -> None:
         """At once: a FIN would wait behind what a broken network does not let out, and the store would not hear of it."""
+        if self._polled_events:
+            poll.unregister(self.fd)  # closing alone would not do that while a fork of ours has a copy
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self._socket.close()

@@ -18,7 +18,16 @@ if TYPE_CHECKING:
 
     Address = tuple[int, tuple[Any, ...]]  # family, and what bind takes
 
-__all__ = ["address_of", "hold_port", "open_listeners", "resolve", "tune"]
+__all__ = [
+    "address_as_such",
+    "address_of",
+    "hold_port",
+    "is_loopback_here_only",
+    "look_up",
+    "open_listeners",
+    "resolve",
+    "tune",
+]
 
 BACKLOG = 4096
 TRIES = 16  # to find a port that is free at all addresses of a name
@@ -26,20 +35,26 @@ NOT_LOCAL = {errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT}
 # A connection over which nothing comes back is given up, so that half of one does not stay for ever.
 UNANSWERED_MS = 15_000
 IDLE_S, PROBE_EVERY_S, PROBES = 10, 3, 3
+LOOPBACK_NAMES = {"localhost", "localhost4", "localhost6", "ip6-localhost", "ip6-loopback"}
 
 
-def open_listeners(host: str, port: int, *, is_host: bool | None, wildcard_allowed: bool) -> list[socket.socket] | None:
+def open_listeners(
+    host: str, port: int, *, is_host: bool | None, wildcard_allowed: bool, addresses: Sequence[Address] | None = None
+) -> list[socket.socket] | None:
     """Sockets that listen on every local address of `host`, or None where this machine is not the store's host.
 
     `is_host` is True or False where the user has said so, and None to find out by whether `host` is an address of this machine
     that nobody listens on yet. A host that was named as such, but whose address is none of this machine's, as behind
-    NAT or a service name, listens on every address of the machine, if that is allowed. OSError: the name does not resolve, or
-    a host that was named as such cannot listen.
+    NAT or a service name, listens on every address of the machine, if that is allowed; so does one whose name means the loopback
+    on this machine alone. OSError: the name does not resolve, or a host that was named as such cannot listen. `addresses` are
+    those of the name, where they are known already.
     """
     if is_host is False:
         return None
+    found = resolve(host, port) if addresses is None else sorted(addresses)
     try:
-        sockets = _listen(_bind_all(resolve(host, port)))
+        is_everywhere = wildcard_allowed and is_loopback_here_only(host, found)
+        sockets = _listen(_bind_wildcard(host, port, True) if is_everywhere else _bind_all(found))
     except OSError as error:
         if error.errno != errno.EADDRINUSE or is_host:
             raise
@@ -47,6 +62,15 @@ def open_listeners(host: str, port: int, *, is_host: bool | None, wildcard_allow
     if is_host and not sockets:
         sockets = _listen(_bind_wildcard(host, port, wildcard_allowed))
     return [_with_methods(sock) for sock in sockets] or None
+
+
+def is_loopback_here_only(host: str, addresses: Sequence[Address]) -> bool:
+    """Whether a name that others know by another address is the loopback's here, as Debian's /etc/hosts says of its own name."""
+    first_label = host.lower().partition(".")[0]
+    is_loopback_everywhere = first_label in LOOPBACK_NAMES or host.lower().rstrip(".").endswith(".localhost")
+    if is_loopback_everywhere or address_as_such(host, 0) is not None:
+        return False
+    return bool(addresses) and all(address[0].startswith("127.") or address[0] == "::1" for _, address in addresses)
 
 
 def hold_port(host: str, ports: Sequence[int]) -> list[_socket.socket]:
@@ -89,10 +113,29 @@ def _with_methods(sock: _socket.socket) -> socket.socket:
 
 
 def resolve(host: str, port: int) -> list[Address]:
+    """The addresses of `host`, in the same order for everybody."""
+    return sorted(look_up(host, port))
+
+
+def look_up(host: str, port: int) -> list[Address]:
+    """The addresses of `host`, as the system prefers them on this machine. OSError: there are none."""
     # As bytes, unless it cannot be: for a text the rules of international names are loaded, which takes longer than all else.
     name = host.encode() if host.isascii() else host
     found = _socket.getaddrinfo(name, port, type=_socket.SOCK_STREAM, proto=_socket.IPPROTO_TCP)
-    return sorted({(int(family), address) for family, _, _, _, address in found})
+    return list(dict.fromkeys((int(family), address) for family, _, _, _, address in found))
+
+
+def address_as_such(host: str, port: int) -> Address | None:
+    """What `host` stands for, if it is an address and no name: nobody has to be asked for it."""
+    if not host.isascii():
+        return None
+    as_such = _socket.AI_NUMERICHOST
+    try:
+        found = _socket.getaddrinfo(host.encode(), port, type=_socket.SOCK_STREAM, proto=_socket.IPPROTO_TCP, flags=as_such)
+    except OSError:
+        return None
+    family, _, _, _, address = found[0]
+    return int(family), address
 
 
 def _bind_all(addresses: list[Address]) -> list[_socket.socket]:
