@@ -81,7 +81,7 @@ ENDS_WAITING = {"Job succeeded": "Success Finish", "Job failed": "Failure Finish
 # State -> observation -> next state and action; what a row does not name, its default covers.
 TABLE: dict[str, tuple[str, dict[str, str]]] = {
     "Gathering": ("Gathering Proceed", {"Joined": "Starting Proceed", "Started": "Running Watch", **ENDS_WAITING}),
-    "Starting": ("Starting Proceed", {"Started": "Running Watch", **ENDS_WAITING}),
+    "Starting": ("Starting Proceed", {"Started": "Running Watch", "Fenced": "Restarting Restart", **ENDS_WAITING}),
     "Running": (
         "Running Watch",
         {
@@ -309,7 +309,8 @@ def test_a_restart_is_spent_only_for_a_failure_with_the_leave_to_try_again(state
     _, action = step(state, seen)
     if not isinstance(action, Restart):
         return
-    assert isinstance(state, Running) or (isinstance(state, Draining) and isinstance(seen, Regroup))
+    may_stop = Running if not isinstance(seen, Fenced) else Running | Starting
+    assert isinstance(state, may_stop) or (isinstance(state, Draining) and isinstance(seen, Regroup))
     ruling = seen.ruling if isinstance(seen, Failed) else None
     assert not isinstance(ruling, GiveUp)
     assert action.restarts_spent == (1 if isinstance(ruling, Again) else 0)
@@ -351,9 +352,9 @@ def test_the_action_fits_the_state_that_it_leads_to(state: State, seen: Observat
 @settings(deadline=None)
 @given(states, words)
 def test_workers_never_outlive_the_fence(state: State, why: str) -> None:
-    """Only in Running are there workers that nobody is stopping yet."""
+    """Only in Starting and Running are there workers that nobody is stopping yet."""
     _, action = step(state, Fenced(why))
-    assert isinstance(action, Restart) == isinstance(state, Running)
+    assert isinstance(action, Restart) == isinstance(state, Starting | Running)
     assert not isinstance(action, Restart) or action.at_once
 
 

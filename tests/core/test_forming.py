@@ -22,7 +22,7 @@ def form(count: int, workers: int = 2) -> Form:
         Candidate(f"id{rank}", job.NodeRecord(f"node{rank}", f"10.0.0.{rank}", 29500 + rank, "default", workers, 6), rank)
         for rank in range(count)
     )
-    return Form(order, (), "they are here")
+    return Form(order, "they are here")
 
 
 def forming(count: int, number: int = NUMBER) -> Forming:
@@ -55,7 +55,8 @@ def test_three_steps_make_a_small_generation() -> None:
     generation = job.Generation(7, 42, 2, 4, "10.0.0.0", 29500, "a worker failed", PURSE)
     assert last == [
         Put("down/generation", job.encode(generation)),
-        *(Delete(prefix, True) for prefix in ("up/failures/", "up/done/", "up/left/", "down/signal/", "data/", "seats/6.")),
+        *(Delete(prefix, True) for prefix in ("up/failures/", "up/done/", "up/left/", "down/signal/", "down/expelled/")),
+        *(Delete(prefix, True) for prefix in ("data/", "seats/6.")),
     ]
 
 
@@ -83,7 +84,7 @@ def test_the_seats_of_250_nodes_are_those_of_one_world() -> None:
 
 def test_rank_0_is_where_workers_meet() -> None:
     order = form(3).order[::-1]
-    *_, last = all_steps(Forming(1, ATTEMPT, Form(order, (), ""), PURSE, ""))
+    *_, last = all_steps(Forming(1, ATTEMPT, Form(order, ""), PURSE, ""))
     generation = job.decode(job.Generation, puts(last)[job.GENERATION])
     assert (generation.master_addr, generation.master_port) == ("10.0.0.2", 29502)
 

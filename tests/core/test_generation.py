@@ -9,13 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rallypoint.core.generation import (
-    BREAK_MARGIN_S,
     DRIFT,
     MARGIN_S,
+    STOP_AHEAD_S,
     Conclude,
     Current,
     Decision,
+    Expel,
     Form,
+    GiveUp,
     Gone,
     Interrupt,
     Node,
@@ -114,7 +116,7 @@ class TestRunning:
         ("cause", "expected"),
         [
             ("expired", Interrupt("loss", "b was lost: not heard of in time")),
-            ("dropped", Interrupt("loss", "b was lost: the connection was closed")),
+            ("vouched", Interrupt("loss", "b was lost: its agent was killed")),
             ("deleted", Interrupt("departure", "b left")),
         ],
     )
@@ -122,8 +124,16 @@ class TestRunning:
         """P02, P03: a dead node is acted on, and so is one that leaves."""
         assert decide(here("a"), running("a", "b", b=Gone("b", 1.0, cause)), POLICY, 9.0) == expected
 
+    def test_m12_a_silent_node_may_come_back_until_shortly_before_its_fence(self) -> None:
+        """M12: where a fence is longer than a lease the others could not go on sooner, so nobody is stopped sooner."""
+        policy = POLICY.replace(after_expiry_s=27.0)
+        current = running("a", "b", b=Gone("b", 10.0, "expired"))
+        assert wait(decide(here("a"), current, policy, 11.0)).wake_at == 37.0 - STOP_AHEAD_S
+        assert isinstance(decide(here("a"), current, policy, 37.0 - STOP_AHEAD_S), Interrupt)
+        assert isinstance(decide(here("a"), running("a", "b", b=Gone("b", 10.0, "vouched")), policy, 11.0), Interrupt)
+
     def test_a_loss_beside_a_departure_is_a_loss(self) -> None:
-        gone = {"b": Gone("b", 1.0, "deleted"), "c": Gone("c", 1.0, "dropped")}
+        gone = {"b": Gone("b", 1.0, "deleted"), "c": Gone("c", 1.0, "vouched")}
         decision = decide(here("a"), running("a", "b", "c", **gone), POLICY, 9.0)
         assert isinstance(decision, Interrupt)
         assert decision.kind == "loss"
@@ -176,14 +186,39 @@ class TestRegroup:
         decision = wait(decide(nodes, running("a", "b", signal=STOP, signal_at=100.0), POLICY, 101.0))
         assert decision == Wait("1 nodes are stopping their workers: b", 135.0)
 
-    def test_who_is_not_ready_in_time_is_left_out(self) -> None:
+    def test_v1_who_is_not_ready_in_time_is_expelled_and_its_fence_waited_for(self) -> None:
+        """V1: a live node that has not stopped is never replaced while its workers may run."""
         nodes = {**here("a", "c", ready_after=1), **here("b", ready_after=0)}
         decision = decide(nodes, running("a", "b", "c", signal=STOP, signal_at=100.0), POLICY, 135.0)
-        assert formed(decision) == ["a", "c"]
-        assert decision.left_out == ("b",)
+        assert isinstance(decision, Expel)
+        assert [node.id for node in decision.nodes] == ["b"]
+        assert decision.why == "its workers had not stopped 35 s after generation 1 was over"
+        expelled = running("a", "b", "c", signal=STOP, signal_at=100.0, b=Gone("b", 135.1, "expelled"))
+        ends_at = 135.1 + POLICY.fence_s * DRIFT + MARGIN_S
+        assert wait(decide(here("a", "c", ready_after=1), expelled, POLICY, 135.2)).wake_at == pytest.approx(ends_at)
+        assert formed(decide(here("a", "c", ready_after=1), expelled, POLICY, ends_at + 0.01)) == ["a", "c"]
+
+    def test_a_sick_node_ends_a_job_only_if_too_few_are_left(self) -> None:
+        """M4."""
+        sick = Signal("sick", "c cannot run workers: too many open files", "c")
+        current = running("a", "b", "c", signal=sick, c=Gone("c", 0.0, "deleted"))
+        assert formed(decide(here("a", "b", ready_after=1), current, POLICY, 9.0)) == ["a", "b"]
+        decision = decide(here("a", ready_after=1), current, POLICY, 9.0)
+        assert decision == GiveUp("c cannot run workers: too many open files; 1 of 2 nodes are left, too few to go on")
+
+    def test_who_is_shunned_is_left_out_as_long_as_the_others_are_enough(self) -> None:
+        """M13."""
+        shunned = {one: node.replace(shunned_until=50.0) for one, node in here("c", ready_after=1).items()}
+        current = running("a", "b", "c", signal=STOP, signal_at=1.0)
+        assert formed(decide({**here("a", "b", ready_after=1), **shunned}, current, POLICY, 9.0)) == ["a", "b"]
+        assert formed(decide({**here("a", ready_after=1), **shunned}, current, POLICY, 9.0)) == ["a", "c"]
+        runs = decide({**here("a", "b"), **shunned}, running("a", "b"), POLICY, 9.0)
+        assert runs == Wait("generation 1 runs; left out for now: c", 50.0, is_gathering=True)
+        assert isinstance(decide({**here("a", "b"), **shunned}, running("a", "b"), POLICY, 50.5), Interrupt)
 
     @pytest.mark.parametrize(
-        ("cause", "wait_s"), [("expired", 27.0 * DRIFT + MARGIN_S), ("dropped", BREAK_MARGIN_S), ("deleted", 0.0)]
+        ("cause", "wait_s"),
+        [("expired", 27.0 * DRIFT + MARGIN_S), ("expelled", 30.0 * DRIFT + MARGIN_S), ("vouched", 0.0), ("deleted", 0.0)],
     )
     def test_the_lost_are_waited_for_as_long_as_they_may_run(self, cause: str, wait_s: float) -> None:
         policy = POLICY.replace(after_expiry_s=27.0)
@@ -245,7 +280,7 @@ def situations(draw: st.DrawFn) -> tuple[dict[str, Node], Current | None, Policy
     }
     if not members:
         return nodes, None, policy, now
-    causes = st.sampled_from(["expired", "dropped", "deleted"])
+    causes = st.sampled_from(["expired", "expelled", "vouched", "deleted"])
     gone = {one: Gone(one, draw(st.floats(0, 100)), draw(causes)) for one in members if one not in present}
     done = frozenset(one for one in members if draw(st.integers(0, 3)) == 0)
     signal = draw(st.sampled_from([None, STOP, FINISHED]))
@@ -280,10 +315,10 @@ def test_nothing_is_formed_while_anybody_may_run_workers(
     nodes, current, policy, now = situation
     if current is None or not isinstance(decide(nodes, current, policy, now), Form):
         return
-    if now < current.signal_at + policy.ready_timeout_s:
-        assert all(nodes[one].record.ready_after >= 1 for one in current.members if one in nodes)
-    silent = [gone for gone in current.gone.values() if gone.cause == "expired"]
-    assert all(now >= gone.at + policy.after_expiry_s + MARGIN_S for gone in silent)
+    assert all(nodes[one].record.ready_after >= 1 for one in current.members if one in nodes)
+    for gone in current.gone.values():
+        fence_left_s = {"expired": policy.after_expiry_s, "expelled": policy.lease_s + policy.after_expiry_s}
+        assert gone.cause not in fence_left_s or now >= gone.at + fence_left_s[gone.cause] + MARGIN_S
 
 
 @given(situations())

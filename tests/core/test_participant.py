@@ -10,8 +10,8 @@ from tests.simulation.script import Stage
 from rallypoint.core import job_records as job
 from rallypoint.core import news
 from rallypoint.core.coordination import Compare, Read, Transaction, Watch
-from rallypoint.core.generation import Policy
-from rallypoint.core.membership import LONG_STOP_S
+from rallypoint.core.generation import DRIFT, MARGIN_S, Policy
+from rallypoint.core.participant import Former
 from rallypoint.core.restarts import RestartPolicy
 
 PAIR = Policy(2, 2)
@@ -165,6 +165,19 @@ class TestFailing:
         assert found is not None
         assert "no restart can help" in found.why
 
+    def test_m8_those_who_wait_for_the_back_off_hear_why(self) -> None:
+        """m8: the true reason, and not that nobody is there."""
+        stage = formed("a", "b", restarts=RestartPolicy(9, backoff_s=25.0, max_backoff_s=25.0))
+        for _ in range(2):
+            stage.fail("b")
+            stage.settle()
+            stage.ready("a", "b")
+            stage.settle()
+        stage.nodes["b"].take_news()
+        stage.pass_time(15.0)
+        (line,) = [one.text for one in stage.nodes["b"].take_news() if isinstance(one, news.Progress)]
+        assert line.endswith("restart 2 of 9, after 25 s; here: a, b")
+
     def test_the_second_restart_waits(self) -> None:
         """P15: growing back-off."""
         stage = formed("a", "b", restarts=RestartPolicy(3, backoff_s=4.0))
@@ -195,21 +208,12 @@ class TestFailing:
         assert stage.seats() == {"a": 0, "b": 1}
         assert stage.generation().number == 2
 
-    def test_workers_that_take_long_to_stop_are_told_of(self) -> None:
-        """So that whoever leads next does not take what was said before for true."""
-        stage = formed("a", "b", "c")
-        stage.fail("a")
-        stage.settle()
-        assert job.decode(job.NodeRecord, stage.value(job.node_key("c")) or b"").ready_after == 0
-        stage.pass_time(LONG_STOP_S + 0.1)
-        assert job.decode(job.NodeRecord, stage.value(job.node_key("c")) or b"").ready_after == job.NOT_READY
-
 
 class TestLosing:
     def test_the_next_in_line_leads(self) -> None:
         """P02: also when it is the leader that is lost."""
         stage = formed("a", "b", "c")
-        stage.lose("a", "dropped")
+        stage.lose("a", "vouched")
         stage.settle()
         assert stage.leader() in ("b", "c")
         assert signal(stage, 1) == job.Signal("loss", "a was lost: not heard of in time", stage.nodes[stage.leader()].record.name)
@@ -263,7 +267,7 @@ class TestLosing:
     def test_a_node_that_comes_back_takes_its_rank(self) -> None:
         """P27."""
         stage = formed("a", "b", "c")
-        stage.lose("b", "dropped")
+        stage.lose("b")
         stage.settle()
         stage.join("b#2")
         stage.ready("a", "c")
@@ -274,7 +278,7 @@ class TestLosing:
         """Not for dying once; for a second after the second time."""
         stage = formed("a", "b", "c")
         for dead, new, is_seated in (("c", "c#2", True), ("c#2", "c#3", False)):
-            stage.lose(dead, "dropped")
+            stage.lose(dead)
             stage.settle()
             stage.join(new)
             stage.ready("a", "b")
@@ -285,6 +289,204 @@ class TestLosing:
         stage.ready("a", "b")
         stage.settle()
         assert "c#3" in stage.seats()
+
+
+class TestProof:
+    """Nobody is replaced whose workers may run."""
+
+    def test_v1_a_node_that_does_not_stop_is_told_that_the_others_go_on(self) -> None:
+        """V1: and they go on when its fence is over, not before."""
+        stage = formed("a", "b", "c")
+        stage.fail("a")
+        stage.settle()
+        stage.ready("a", "b")
+        stage.pass_time(OPEN.ready_timeout_s + 0.1)
+        assert stage.nodes["c"].why_fenced == (
+            "the others go on without this node: its workers had not stopped 10 s after generation 1 was over"
+        )
+        assert not stage.store.has_lease(stage.leases["c"])
+        stage.pass_time(OPEN.fence_s)
+        assert stage.generation().number == 1
+        stage.pass_time(OPEN.fence_s * (DRIFT - 1) + MARGIN_S)
+        assert (stage.generation().number, stage.generation().nodes) == (2, 2)
+        assert "without c, which did not stop in time" in stage.generation().why
+
+    def test_a_leader_expels_itself_too(self) -> None:
+        stage = formed("a", "b", "c")
+        assert stage.leader() == "a"
+        stage.fail("b")
+        stage.settle()
+        stage.ready("b", "c")
+        stage.pass_time(OPEN.ready_timeout_s + 0.1)
+        assert not stage.store.has_lease(stage.leases["a"])
+        stage.mute.add("a")
+        stage.pass_time(OPEN.fence_s - 0.5)
+        assert stage.generation().number == 1
+        stage.pass_time(1.0)
+        assert (stage.generation().number, stage.generation().nodes) == (2, 2)
+
+    def test_who_was_fenced_vouches_for_what_it_was(self) -> None:
+        """M12: so that nobody waits for the rest of a long fence."""
+        stage = formed("a", "b", policy=OPEN.replace(after_expiry_s=27.0))
+        stage.lose("b")
+        former = stage.nodes["b"].former
+        assert former == Former("b", 1)
+        stage.pass_time(26.0)
+        assert stage.kinds("a") == ["Stop"]
+        stage.join("b#2", former=former, is_ready=False)
+        stage.ready("a")
+        stage.settle()
+        assert stage.value(job.left_key(1, "b")) is None, "its workers may still run"
+        stage.ready("b#2")
+        stage.settle()
+        assert (stage.generation().number, stage.generation().nodes) == (2, 2)
+
+    def test_m12_a_member_that_is_back_within_its_fence_goes_on(self) -> None:
+        """M12: under its id, with a new lease, and nobody is stopped."""
+        stage = formed("a", "b", policy=OPEN.replace(after_expiry_s=27.0))
+        for name in ("a", "b"):
+            stage.store._end(stage.leases[name], "expired")
+        stage.now += 5.0
+        for name in ("a", "b"):
+            stage.come_back(name)
+            assert stage.nodes[name].is_returning
+        stage.pass_time(60.0)
+        assert [stage.nodes[name].is_returning for name in ("a", "b")] == [False, False]
+        assert [stage.kinds(name) for name in ("a", "b")] == [[], []]
+        assert stage.generation().number == 1
+        assert stage.leader() in ("a", "b")
+
+    def test_no_generation_is_formed_past_one_that_is_back(self) -> None:
+        """The leader has not heard of it yet, but the store has."""
+        stage = formed("a", "b", "c", policy=OPEN.replace(after_expiry_s=27.0))
+        stage.lose("c")
+        stage.deaf.discard("c")
+        stage.mute.add("c")
+        stage.pass_time(26.0)
+        stage.ready("a", "b")
+        stage.pass_time(1.5)
+        assert stage.generation().number == 1
+        stage.deaf.add("a")
+        stage.mute.discard("c")
+        stage.come_back("c")
+        stage.settle()
+        assert not stage.nodes["c"].is_returning
+        stage.now += 5.0
+        stage.mail["a"].clear()
+        stage.settle()
+        assert stage.generation().number == 1
+
+    def test_who_is_back_too_late_does_not_return(self) -> None:
+        stage = formed("a", "b", "c", policy=OPEN.replace(after_expiry_s=27.0))
+        stage.lose("c")
+        stage.pass_time(26.0)
+        stage.ready("a", "b")
+        stage.pass_time(2.0)
+        assert stage.generation().number == 2
+        stage.mute.clear()
+        stage.deaf.clear()
+        stage.come_back("c")
+        stage.settle()
+        assert stage.nodes["c"].is_returning
+        assert stage.nodes["c"].why_fenced == "generation 2 was formed without this node"
+
+    def test_whose_workers_were_killed_says_so(self) -> None:
+        """Its warden ended them, and nobody else knows."""
+        stage = formed("a", "b")
+        stage.ready("b")
+        stage.settle()
+        found = signal(stage, 1)
+        assert found is not None
+        assert (found.kind, found.by) == ("loss", "b")
+        stage.ready("a")
+        stage.settle()
+        assert (stage.generation().number, stage.generation().nodes) == (2, 2)
+
+
+class TestShunning:
+    def test_m13_a_node_whose_workers_keep_failing_is_left_out_for_longer_each_time(self) -> None:
+        """M13: while the least number holds, with the reason for all to see."""
+        stage = formed("a", "b", "c", restarts=RestartPolicy(100, backoff_s=0.0))
+        for times in (1, 2):
+            stage.fail("c")
+            stage.settle()
+            stage.ready("a", "b", "c")
+            stage.settle()
+            assert stage.generation().nodes == (3 if times == 1 else 2)
+        assert stage.generation().why.endswith("left out, because their workers keep failing: c for 60 s")
+        for shunned_s in (60.0, 120.0, 240.0):
+            number = stage.generation().number
+            stage.pass_time(shunned_s - 1.0)
+            assert stage.generation().number == number
+            stage.pass_time(2.0)
+            stage.ready("a", "b")
+            stage.settle()
+            assert stage.generation().nodes == 3
+            stage.fail("c")
+            stage.settle()
+            stage.ready("a", "b", "c")
+            stage.settle()
+            assert stage.generation().nodes == 2
+
+    def test_it_is_taken_all_the_same_where_it_is_needed(self) -> None:
+        stage = formed("a", "b", policy=OPEN.replace(min_nodes=2), restarts=RestartPolicy(100, backoff_s=0.0))
+        for _ in range(5):
+            stage.fail("b")
+            stage.settle()
+            stage.ready("a", "b")
+            stage.settle()
+            assert stage.generation().nodes == 2
+
+    def test_another_leader_knows_it_too(self) -> None:
+        stage = formed("a", "b", "c", "d", restarts=RestartPolicy(100, backoff_s=0.0))
+        for _ in range(2):
+            stage.fail("d")
+            stage.settle()
+            stage.ready("a", "b", "c", "d")
+            stage.settle()
+        assert stage.generation().nodes == 3
+        stage.nodes["a"].leave()
+        stage.settle()
+        stage.ready("b", "c")
+        stage.pass_time(1.0)
+        assert stage.generation().nodes == 2
+        assert "d" not in stage.seats()
+
+    def test_a_good_run_is_a_new_beginning(self) -> None:
+        stage = formed("a", "b", "c", restarts=RestartPolicy(100, backoff_s=0.0))
+        for _ in range(3):
+            stage.pass_time(700.0)
+            stage.fail("c")
+            stage.settle()
+            stage.ready("a", "b", "c")
+            stage.settle()
+            assert stage.generation().nodes == 3
+
+
+class TestSickness:
+    def test_m4_a_sick_node_leaves_and_the_others_go_on(self) -> None:
+        """M4."""
+        stage = formed("a", "b", "c")
+        stage.nodes["c"].departing("c cannot run workers: too many open files", is_sick=True)
+        stage.nodes["c"].leave()
+        stage.settle()
+        found = signal(stage, 1)
+        assert found is not None
+        assert found.kind == "sick"
+        stage.ready("a", "b")
+        stage.settle()
+        assert (stage.generation().nodes, stage.generation().purse.departures) == (2, 1)
+
+    def test_too_few_are_told_why_it_is_over(self) -> None:
+        stage = formed("a", "b")
+        stage.nodes["b"].departing("b cannot run workers: too many open files", is_sick=True)
+        stage.nodes["b"].leave()
+        stage.settle()
+        stage.ready("a")
+        stage.settle()
+        found = closed(stage)
+        assert found is not None
+        assert (found.kind, found.why.partition(";")[0]) == ("failed", "b cannot run workers: too many open files")
 
 
 class TestComingAndGoing:
@@ -305,7 +507,7 @@ class TestComingAndGoing:
         stage.join("spare")
         stage.pass_time(200.0)
         assert stage.kinds("spare") == []
-        stage.lose("b", "dropped")
+        stage.lose("b", "vouched")
         stage.settle()
         stage.ready("a")
         stage.pass_time(1.0)
@@ -454,7 +656,7 @@ def test_purses_only_grow_and_numbers_count_up(story: list[str]) -> None:
         if what == "fail" and stage.nodes[names[who]].seat is not None:
             stage.fail(names[who])
         elif what == "lose":
-            stage.lose(names[who], "dropped")
+            stage.lose(names[who], "vouched")
             processes[who] += 1
             names[who] = f"{who}#{processes[who]}"
             stage.join(names[who])

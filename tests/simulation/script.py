@@ -11,7 +11,7 @@ from rallypoint.core.coordination import Event, Outcome, Read, Request, Snapshot
 from rallypoint.core.failure_reports import NodeReport, WorkerFailure
 from rallypoint.core.generation import Policy
 from rallypoint.core.keyspace import Keyspace
-from rallypoint.core.participant import Joining, Participant
+from rallypoint.core.participant import Former, Joining, Participant
 from rallypoint.core.restarts import RestartPolicy
 
 __all__ = ["Stage"]
@@ -37,7 +37,7 @@ class Stage:
 
     # Nodes come and go.
 
-    def join(self, *names: str, is_ready: bool = True, **about: object) -> None:
+    def join(self, *names: str, is_ready: bool = True, former: Former | None = None, **about: object) -> None:
         for name in names:
             lease = self.leases[name] = self.store.grant(1e9, self.now)
             stable, _, _ = name.partition("#")
@@ -45,7 +45,7 @@ class Stage:
                 "name": stable, "address": f"{stable}.example", "port": 0, "role": "default", "workers": 2,
                 "ready_after": job.NOT_READY, **about,
             })  # fmt: skip
-            joining = Joining(name, lease, record, self.settings, self._mismatch, self.policy, self.restarts)
+            joining = Joining(name, lease, record, self.settings, self._mismatch, self.policy, self.restarts, former)
             self.nodes[name] = Participant(joining)
             self.mail[name], self._watches[name] = [], set()
             if is_ready:
@@ -61,6 +61,12 @@ class Stage:
         self.deaf.add(name)
         self.store._end(self.leases[name], cause)
         self._deliver()
+
+    def come_back(self, name: str) -> None:
+        """Its lease had ended, but not its fence."""
+        lease = self.leases[name] = self.store.grant(1e9, self.now)
+        self._watches[name].clear()
+        self.nodes[name].come_back(lease)
 
     # Single steps.
 

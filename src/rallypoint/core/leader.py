@@ -177,10 +177,8 @@ class Leader:
         """Those that are here, with a mark on those whose workers have failed too often."""
         if current is None or board.generation is None:
             return self.roster.nodes
-        if current.signal is None:
-            return self.roster.shunning(board.generation.strikes, board.generation_at, "")
         strikes, culprit = self._strikes(board.generation, current)
-        return self.roster.shunning(strikes, current.signal_at, culprit)
+        return self.roster.shunning(strikes, current.signal_at if culprit else board.generation_at, culprit)
 
     def _strikes(self, generation: job.Generation, current: Current) -> tuple[tuple[str, ...], str]:
         """Whose workers have failed of late, once for each time, and whose it were this time."""

@@ -200,14 +200,16 @@ class Roster:
     def shunning(self, strikes: Sequence[str], since: float, culprit: str) -> dict[str, Node]:
         """The nodes, of which those are marked whose workers have failed again and again, for longer each time.
 
-        A member is shunned only if the failure that has just ended its generation is its own.
+        A member is shunned only if the failure that has just ended its generation is its own. Where several nodes share a name,
+        nobody can tell whose it was.
         """
         if len(strikes) < STRIKES:
             return self.nodes
-        marked = {}
+        marked, names = {}, [node.record.name for node in self.nodes.values()]
         for node_id, node in self.nodes.items():
             name = node.record.name
-            if (times := strikes.count(name)) >= STRIKES and (node_id not in self.members or name == culprit):
+            times = strikes.count(name)
+            if times >= STRIKES and names.count(name) == 1 and (node_id not in self.members or name == culprit):
                 shun_s = min(LONGEST_SHUN_S, FIRST_SHUN_S * 2.0 ** (times - STRIKES))
                 marked[node_id] = node.replace(shunned_until=since + shun_s)
         return {**self.nodes, **marked} if marked else self.nodes

@@ -31,7 +31,7 @@ def test_a_killed_agent_makes_a_smaller_world(job: Any, within: Any, wait_until:
     wait_until(all_gone(alive, before), 5.0)
     assert [start.rank for start in after] == [0, 1]
     assert [start.restarts for start in after] == [0, 0]  # nobody's fault, so no restart was spent
-    assert "was lost: the connection was closed" in host.stderr
+    assert "was lost: its agent was killed" in host.stderr
     job.finish()
     assert host.wait() == 0
 
