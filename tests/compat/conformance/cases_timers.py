@@ -289,19 +289,22 @@ def the_file_server_keeps_its_book() -> dict[str, Any]:
 
     with folder() as path:
         server = FileTimerServer(str(path / "pipe"), "run")
+        above = 2**22  # no process has such an id; a small one may belong to a thread of the kernel
+        one, other = above + 11, above + 12
         server.register_timers(
-            [FileTimerRequest(11, "a", 10.0, 9), FileTimerRequest(11, "b", 20.0, 9), FileTimerRequest(12, "a", 30.0, 9)]
+            [FileTimerRequest(one, "a", 10.0, 9), FileTimerRequest(one, "b", 20.0, 9), FileTimerRequest(other, "a", 30.0, 9)]
         )
 
         def expired(deadline: float) -> Any:
             return {
-                worker: sorted(one.scope_id for one in found) for worker, found in server.get_expired_timers(deadline).items()
+                worker - above: sorted(timer.scope_id for timer in found)
+                for worker, found in server.get_expired_timers(deadline).items()
             }
 
         facts: dict[str, Any] = {"at 5": plain(expired(5)), "at 25": plain(expired(25))}
-        server.register_timers([FileTimerRequest(11, "a", -1)])
+        server.register_timers([FileTimerRequest(one, "a", -1)])
         facts["released"] = plain(expired(15))
-        server.clear_timers({11})
+        server.clear_timers({one})
         facts["cleared"] = plain(expired(99))
         facts["running"] = [FileTimerServer.is_process_running(os.getpid()), FileTimerServer.is_process_running(2**22 + 3)]
         facts["progress"] = type(server.get_last_progress_time()).__name__
