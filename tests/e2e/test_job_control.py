@@ -32,11 +32,13 @@ if job == 0:
         os.tcsetpgrp(0, os.getpid())
     signal.signal(signal.SIGTTOU, signal.SIG_DFL)
     os.execvp(sys.argv[2], sys.argv[2:])
-print("job", job, flush=True)
 try:
     os.setpgid(job, job)
 except OSError:
     pass  # it has done so itself
+if in_front:
+    os.tcsetpgrp(0, job)
+print("job", job, flush=True)
 while True:
     if not in_front:
         os.tcsetpgrp(0, os.getpgrp())
