@@ -55,6 +55,73 @@ def exit_codes(result: RunProcsResult) -> dict[int, int]:
     return {rank: failure.exitcode for rank, failure in result.failures.items()}
 
 
+# --- a warden that is stopped ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def stop_warden(wait_until: Callable[..., object]) -> Callable[[PContext], None]:
+    def stop(context: PContext) -> None:
+        assert isinstance(context, WardedContext)
+        assert context._warden is not None
+        pid = context._warden.pid
+        os.kill(pid, signal.SIGSTOP)
+        wait_until(lambda: Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].startswith("T"))
+
+    return stop
+
+
+def test_v5_workers_are_killed_past_a_warden_that_is_stopped(
+    start: Callable[..., PContext], stop_warden: Callable[[PContext], None], alive: Alive, wait_until: Callable[..., object],
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    """V5: with their process groups, and from any thread; then the warden is told from one that is slow, and killed."""
+    context = start(SLEEP, f"sleep 60 & echo $! > {tmp_path}/child; wait")
+    assert isinstance(context, WardedContext)
+    wait_until(lambda: (tmp_path / "child").exists() and (tmp_path / "child").read_text())
+    pids = [*context.pids().values(), int((tmp_path / "child").read_text())]
+    stop_warden(context)
+    killer = threading.Thread(target=context.kill_at_once)
+    killer.start()
+    wait_until(lambda: not any(map(alive, pids)))
+    killer.join()
+    began_at = time.monotonic()
+    context.close(signal.SIGKILL)
+    assert time.monotonic() - began_at < 3.0
+
+
+def test_v5_a_stop_without_grace_does_not_wait_for_a_warden_that_is_stopped(
+    start: Callable[..., PContext], stop_warden: Callable[[PContext], None], alive: Alive
+) -> None:
+    context = start(SLEEP, SLEEP)
+    pids = list(context.pids().values())
+    stop_warden(context)
+    began_at = time.monotonic()
+    context.close(signal.SIGKILL)
+    assert time.monotonic() - began_at < 3.0
+    assert not any(map(alive, pids))
+
+
+def test_v5_a_graceful_stop_waits_five_seconds_for_a_warden_that_is_stopped(
+    start: Callable[..., PContext], stop_warden: Callable[[PContext], None], alive: Alive
+) -> None:
+    context = start(SLEEP, SLEEP)
+    pids = list(context.pids().values())
+    stop_warden(context)
+    began_at = time.monotonic()
+    context.close(signal.SIGTERM, 30)
+    assert time.monotonic() - began_at < 5.0 + 3.0
+    assert not any(map(alive, pids))
+
+
+def test_killing_past_the_warden_hits_nobody_after_the_end(start: Callable[..., PContext]) -> None:
+    context = start("exit 0")
+    assert isinstance(context, WardedContext)
+    finished(context)
+    context.kill_at_once()
+    context.close()
+    context.kill_at_once()
+
+
 # --- waiting ---------------------------------------------------------------------------------------------------------------
 
 

@@ -179,7 +179,8 @@ def test_v5_workers_and_their_daemons_are_killed_when_their_licence_is_over(
     result = context.wait(DEADLINE_S)
     assert result is not None
     assert context.licence_expired
-    assert context.expired_at is not None and until <= context.expired_at < until + LOADED_S
+    assert context.expired_at is not None
+    assert until <= context.expired_at < until + LOADED_S
     assert {failure.exitcode for failure in result.failures.values()} == {-signal.SIGKILL}
 
 
@@ -329,7 +330,7 @@ def hear(warden: WardenClient, kind: type[Report]) -> Any:
 SLEEPS = Launch(0, ("sleep", "60"), dict(os.environ), {})
 
 
-def test_v5_an_agent_that_reads_no_reports_does_not_hold_up_the_kill(warden: WardenClient, licence: Licence, alive: Alive) -> None:
+def test_v5_an_agent_that_reads_no_reports_does_not_hold_up_the_kill(warden: WardenClient, licence: Licence) -> None:
     """The line to the agent is full, as it is when that was stopped while many of its workers ended."""
     licence.extend(time.monotonic() + 1.5)
     warden.spawn([SLEEPS], licence.fileno())
@@ -416,10 +417,12 @@ def test_no_function_worker_has_the_page(
     licence.extend(time.monotonic() + 60.0)
     specs = DefaultLogsSpecs(str(tmp_path / "logs"))
     args: dict[int, tuple[Any, ...]] = {rank: (str(tmp_path / str(rank)),) for rank in range(2)}
-    context = start_processes("trainer", list_files, args, {0: {}, 1: {}}, specs, start_method=method, licence_fd=licence.fileno())
+    how = {"start_method": method, "licence_fd": licence.fileno()}
+    context = start_processes("trainer", list_files, args, {0: {}, 1: {}}, specs, **how)
     try:
         result = context.wait(30)
-        assert result is not None and not result.is_failed()
+        assert result is not None
+        assert not result.is_failed()
     finally:
         context.close(signal.SIGKILL)
     for rank in range(2):

@@ -107,6 +107,7 @@ class Warden:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2):
             if signal.getsignal(number) != signal.SIG_IGN:
                 signal.signal(number, lambda *_: None)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTSTP, signal.SIGCONT))  # see warden_start
 
     def _serve_once(self) -> bool:
         """Wait for the next event and act on it; False once the agent is gone."""

@@ -10,6 +10,12 @@ import _socket  # all that is needed of socket, which takes 4 ms to import
 import os
 import sys
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import signal
+else:
+    import _signal as signal  # what signal is made of, without its enums
+
 __all__ = ["start_warden"]
 
 _PROGRAM = "import sys; sys.path.insert(0, sys.argv[1]); from rallypoint.processes.warden import main; main()"
@@ -20,13 +26,14 @@ _PACKAGE_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(
 def start_warden() -> tuple[_socket.socket, int]:
     """Start a warden and give the line to it, and its process id; requests wait in the line until it is ready.
 
-    It runs in our interpreter without site-packages, so it is told where the package is.
+    It runs in our interpreter without site-packages, so it is told where the package is. The signals of Ctrl-Z wait for it too.
     """
     ours, theirs = _socket.socketpair()
     os.set_inheritable(theirs.fileno(), True)
     command = [sys.executable, "-S", "-I", "-c", _PROGRAM, _PACKAGE_ROOT, str(theirs.fileno()), str(os.getpid())]
     env = {name: value for name, value in os.environ.items() if name != _SECRET}
     try:
-        return ours, os.posix_spawn(sys.executable, command, env, setsid=True)
+        blocked = {*signal.pthread_sigmask(signal.SIG_BLOCK, ()), signal.SIGTSTP, signal.SIGCONT}
+        return ours, os.posix_spawn(sys.executable, command, env, setsid=True, setsigmask=blocked)
     finally:
         theirs.close()

@@ -1,0 +1,116 @@
+"""An agent that stands still, or whose warden does: its workers are gone before the others start theirs."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.e2e.nodes.conftest import LOADED_S, MEMBER, Job
+
+STOPPED_S = 8.0
+LEASE_S = 3.0
+
+# As the members of other tests; and every 5 ms each writes down when it was still there.
+BEATS = """
+import os, threading, time
+
+def beat(path):
+    while True:
+        with open(path + ".new", "w") as file:
+            file.write(str(time.monotonic()))
+        os.rename(path + ".new", path)
+        time.sleep(0.005)
+
+import sys
+threading.Thread(target=beat, args=(f"{sys.argv[1]}/beat.{os.getpid()}",), daemon=True).start()
+"""
+
+
+@pytest.fixture
+def beating_job(start_rallyrun: Any, script: Any, tmp_path: Path, free_port: Callable[[], int]) -> Job:
+    folder = tmp_path / "orders"
+    folder.mkdir()
+    return Job(start_rallyrun, script(BEATS + MEMBER, "member.py"), folder, free_port())
+
+
+def last_beat(job: Job, pid: int) -> float:
+    return float((job.folder / f"beat.{pid}").read_text())
+
+
+def first_start(*groups: list[Any]) -> float:
+    return float(min(start.at for group in groups for start in group))
+
+
+def start_three(job: Job) -> tuple[list[Any], list[Any]]:
+    """Three nodes in one world, the host first, and the workers of the last."""
+    flags = ("--max-restarts", "1")
+    nodes = [job.start_host(*flags, nnodes="2:3"), job.start(*flags, nnodes="2:3"), job.start(*flags, nnodes="2:3")]
+    starts = [node.wait_for_world(6) for node in nodes]
+    return nodes, starts[2]
+
+
+def test_v5_an_agent_that_is_stopped_has_no_workers_left_when_the_others_go_on(
+    beating_job: Job, wait_until: Any, alive: Any
+) -> None:
+    """V5: SIGSTOP of one agent of three for 8 s. Its warden kills its workers; when it goes on it joins anew."""
+    (host, second, third), workers = start_three(beating_job)
+    third.send_signal(signal.SIGSTOP)
+    stopped_at = time.monotonic()
+    groups = [node.wait_for_world(4, since=stopped_at) for node in (host, second)]
+    assert not any(alive(start.pid) for start in workers)
+    assert max(last_beat(beating_job, start.pid) for start in workers) < first_start(*groups)
+    wait_until(lambda: time.monotonic() >= stopped_at + STOPPED_S)
+    third.send_signal(signal.SIGCONT)
+    woken_at = time.monotonic()
+    groups = [node.wait_for_world(6, since=woken_at) for node in (host, second, third)]
+    assert all(start.restarts == 0 for group in groups for start in group)
+    beating_job.finish()
+    assert [node.wait() for node in (host, second, third)] == [0, 0, 0]
+
+
+def test_v5_a_warden_that_is_stopped_holds_nobody_back(beating_job: Job, processes: Any, alive: Any) -> None:
+    """V5: its agent kills it when it does not answer, and the kernel its workers with it; the others wait for that."""
+    (host, second, third), workers = start_three(beating_job)
+    warden = processes.warden(third.agent.pid)
+    os.kill(warden, signal.SIGSTOP)
+    stopped_at = time.monotonic()
+    beating_job.order(0, "os._exit(3)")
+    groups = [node.wait_for_world(6, since=stopped_at, timeout_s=30.0) for node in (host, second, third)]
+    assert not any(alive(start.pid) for start in workers)
+    assert max(last_beat(beating_job, start.pid) for start in workers) < first_start(*groups)
+    beating_job.finish()
+    assert [node.wait() for node in (host, second, third)] == [0, 0, 0]
+
+
+def test_v5_a_node_that_is_cut_off_and_whose_warden_is_stopped(
+    beating_job: Job, processes: Any, alive: Any, wait_until: Any
+) -> None:
+    """V5: its agent is the one who is left to kill its workers in time, and does so past the warden."""
+    (host, second, third), workers = start_three(beating_job)
+    os.kill(processes.warden(third.agent.pid), signal.SIGSTOP)
+    host.send_signal(signal.SIGSTOP)  # nobody hears of the store any more
+    silent_since = time.monotonic()
+    wait_until(lambda: not any(alive(start.pid) for start in workers))
+    assert max(last_beat(beating_job, start.pid) for start in workers) < silent_since + LEASE_S + LOADED_S
+    host.send_signal(signal.SIGCONT)
+    for node in (third, second, host):
+        node.end()
+
+
+def test_v4_a_killed_agent_is_replaced_at_once_and_not_before_its_workers_are_gone(
+    beating_job: Job, within: Any, alive: Any
+) -> None:
+    """V4, P02: kill -9. Its warden testifies, so that nobody waits for the rest of its lease."""
+    (host, second, third), workers = start_three(beating_job)
+    killed_at = third.kill()
+    groups = [node.wait_for_world(4, since=killed_at) for node in (host, second)]
+    assert not any(alive(start.pid) for start in workers)
+    assert max(last_beat(beating_job, start.pid) for start in workers) < first_start(*groups)
+    within("from kill -9 to the smaller world", max(start.at for group in groups for start in group) - killed_at, 1.0)
+    beating_job.finish()
+    assert [node.wait() for node in (host, second)] == [0, 0]
