@@ -1,4 +1,4 @@
-"""Who takes part: rallyrun, the release before, torchrun where it is installed, and the floor; how each is asked for N workers."""
+"""Who takes part: rallyrun, the release before it, torchrun where it is installed, the floor; how each is asked for N workers."""
 
 from __future__ import annotations
 

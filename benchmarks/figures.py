@@ -89,7 +89,7 @@ def _rows(figure: Figure) -> list[tuple[str, ...]]:
     """One row per target: the values stand in the first."""
     ours, before, torchrun = map(figure.median_of, LAUNCHERS)
     baseline = next((figure.median_of(name) for name in figure.samples if name not in LAUNCHERS), None)
-    medians = (_number(ours), _number(before), _ratio(ours, before), _number(torchrun), _number(baseline))
+    medians = (_number(ours), _number(before), _ratio(figure), _number(torchrun), _number(baseline))
     values = (figure.name, figure.unit, *medians, _times_better(figure))
     judged = [(target.text, figure.verdict(target)) for target in figure.targets] or [("", "")]
     blank = ("",) * len(values)
@@ -103,9 +103,11 @@ def _times_better(figure: Figure) -> str:
     return f"{ours / torchrun if figure.more_is_better else torchrun / ours:.1f}x"
 
 
-def _ratio(ours: float | None, before: float | None) -> str:
-    """To the release before: below 1 is less."""
-    return "-" if ours is None or not before else f"{ours / before:.2f}x"
+def _ratio(figure: Figure) -> str:
+    """Ours to the release before, the median of all rounds: what slows a round down slows both."""
+    pairs = zip(figure.samples.get(RALLYRUN, ()), figure.samples.get(PREDECESSOR, ()), strict=False)
+    ratios = [ours / before for ours, before in pairs if before]
+    return f"{median(ratios):.2f}x" if ratios else "-"
 
 
 def _number(value: float | None) -> str:
