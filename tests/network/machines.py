@@ -175,9 +175,9 @@ class Node:
 
     def start(
         self, *args: str, conf: str = "", endpoint: str = "", skewed: bool = False, env: dict[str, str] | None = None,
-        before: Sequence[str] = (), stderr: int | None = None,
+        before: Sequence[str] = (), stderr: int | None = None, name: str = "",
     ) -> Agent:  # fmt: skip
-        """Start an agent here, as an argument of the command `before`.
+        """Start an agent here, as an argument of the command `before`; its host's name may be another than the node's.
 
         One that is `skewed` has a wall clock 15 minutes and a monotonic clock a day ahead.
         """
@@ -185,9 +185,9 @@ class Node:
         conf = ",".join(filter(None, ("last_call_timeout=0,restart_backoff=0", conf)))
         command = ["ip", "netns", "exec", self.namespace, "unshare", "--uts"]
         command += ["--time", "--monotonic", "86400"] if skewed else []
-        command += ["sh", "-c", ENTER, self.name, *before, sys.executable, "-m", "rallypoint", "run", "--nproc-per-node", "2"]
+        command += ["sh", "-c", ENTER, name or self.name, *before, sys.executable, "-m", "rallypoint", "run"]
         command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint or f"{network.nodes[0].address}:{PORT}"]
-        command += ["--rdzv-id", "job", "--rdzv-conf", conf, "--max-restarts", "100", *args]
+        command += ["--rdzv-id", "job", "--rdzv-conf", conf, "--nproc-per-node", "2", "--max-restarts", "100", *args]
         command += [str(network.worker), str(network.journal.folder)]
         path = [str(network.skewed)] * skewed + [os.environ[name] for name in ("PYTHONPATH",) if name in os.environ]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path), **(env or {})}
@@ -238,7 +238,7 @@ class Network:
         folder.mkdir()
         self.folder = folder
         self.prefix = f"rally{os.getpid()}x{next(_serials)}"
-        self.journal = Journal(folder / "journal")
+        self.journal = Journal()
         self.worker = folder / "worker.py"
         self.worker.write_text(BEAT_WORKER)
         self.skewed = folder / "skewed"
@@ -278,6 +278,7 @@ class Network:
                 sh("ip", "netns", "delete", name)
         with contextlib.suppress(OSError):  # somebody else uses it too
             NAMES.rmdir()
+        self.journal.remove()
 
     def said(self) -> str:
         """All that the agents printed, for a test that fails."""
