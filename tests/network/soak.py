@@ -35,7 +35,7 @@ SHUTDOWN_S = 1.0
 NO_WORLD_S = 75.0  # a node that was lost again and again is held back for up to a minute
 LEAVING_S = 25.0
 RESTARTS = 1_000_000
-TOO_FEW_FILES = 30
+TOO_FEW_FILES = range(14, 31)  # an agent of two workers that has no more fails here or there, or just gets by
 FAIL = "raise SystemExit(7)"
 TURN_DEAF = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)"
 
@@ -113,7 +113,7 @@ class Slot:
         self.log_dir = node.network.folder / "none"
         self.is_ending = True  # nothing has been started yet
         self.starts_at = 0.0
-        self.is_next_sick = self.is_sick = False
+        self.next_files = self.files = 0  # that its next agent, and this one, may open at most; 0: as many as it likes
         self.stopped: dict[str, int] = {}  # agent or warden -> process
         self.has_bad_line = self.is_frozen = False
 
@@ -126,6 +126,10 @@ class Slot:
         return self.node.index == 0
 
     @property
+    def is_sick(self) -> bool:
+        return self.files > 0
+
+    @property
     def is_up(self) -> bool:
         return bool(self.node.agents) and not self.is_ending and self.agent.is_up
 
@@ -135,9 +139,9 @@ class Slot:
         serial = len(self.node.agents)
         self.name = f"{self.node.name}-{serial}"
         self.log_dir = (self.disk.folder if self.disk else self.node.network.folder) / f"logs_{self.name}"
-        self.is_sick, self.is_next_sick, self.is_ending = self.is_next_sick, False, False
+        self.files, self.next_files, self.is_ending = self.next_files, 0, False
         flags = ["--nnodes", "2:5", "--max-restarts", str(RESTARTS), "--log-dir", str(self.log_dir)]
-        before = ["prlimit", f"--nofile={TOO_FEW_FILES}"] if self.is_sick else []
+        before = ["prlimit", f"--nofile={self.files}"] if self.files else []
         env = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": f"{SHUTDOWN_S:g}"}
         conf = f"is_host={'true' if self.is_host else 'false'}"
         self.node.start(*flags, conf=conf, env=env, before=before, stderr=self.console.write, name=self.name)
@@ -233,10 +237,10 @@ def leave(slot: Slot, _length_s: float, _chance: random.Random) -> None:
 
 def sick_newcomer(slot: Slot, length_s: float, chance: random.Random) -> Callable[[], None]:
     leave(slot, length_s, chance)
-    slot.is_next_sick = True
+    slot.next_files = chance.choice(TOO_FEW_FILES)
 
     def replace() -> None:
-        slot.is_next_sick = False
+        slot.next_files = 0
         if slot.is_sick and slot.is_up:
             leave(slot, length_s, chance)
 
@@ -421,7 +425,8 @@ class Soak:
 
     def heal(self) -> None:
         """All faults are over, and all machines are there."""
-        self._later.clear()
+        while self._later:
+            heapq.heappop(self._later)[2]()
         for slot in self.slots:
             slot.heal()
         healed_at = clock()
