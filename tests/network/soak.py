@@ -30,6 +30,7 @@ __all__ = ["KINDS", "Happened", "Soak", "prepare"]
 FREEZE, THAW = 0xC0045877, 0xC0045878  # FIFREEZE, FITHAW
 DISK_BYTES = 16 << 20
 STEP_S = 0.02
+SEEN_S = 0.5
 ROUND_TRIP_S = 0.3
 SHUTDOWN_S = 1.0
 NO_WORLD_S = 75.0  # a node that was lost again and again is held back for up to a minute
@@ -461,15 +462,18 @@ class Soak:
             slot.leave_console()
 
     def _pause(self) -> None:
-        """Half of the time the next fault finds a world that is whole, and half of the time it comes when it comes."""
-        if self._chance.random() < 0.5:
+        """Two of three times the next fault finds a world that is whole and runs, and else it comes when it comes."""
+        if self._chance.random() < 2 / 3:
             self.until(self._is_whole, NO_WORLD_S, "any whole world")
-            self._pass(self._chance.uniform(0.0, 0.8))
+            self._pass(self._chance.uniform(0.0, 1.5))
         else:
-            self._pass(self._chance.uniform(0.1, 2.5))
+            self._pass(self._chance.uniform(0.1, 3.0))
 
     def _is_whole(self) -> bool:
-        return any(len(workers) == workers[0]["world_size"] for workers in self.net.journal.generations()[-1:])
+        """Whether all workers of the latest generation were seen running just now."""
+        journal = self.net.journal
+        latest = journal.generations()[-1]
+        return len(latest) == latest[0]["world_size"] and min(map(journal.last_beat, latest)) > clock() - SEEN_S
 
     def _completed_at(self) -> float:
         return float(max(worker["began"] for worker in self.net.journal.generations()[-1]))

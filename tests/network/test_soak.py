@@ -22,12 +22,13 @@ pytestmark = pytest.mark.root
 NODES = 5
 SEED = "RALLY_SEED"
 ONLY = "RALLY_FAULTS"  # kinds, with commas between; all where it is not set
+TIMES = "RALLY_TIMES"  # how many of them
 MARK = "RALLY_SOAK_MARK"
 EFFECT_S = 4.0  # after a fault; it has disturbed nobody if the world that it found goes on by then
 
 
 @pytest.fixture
-def machines(network: Callable[[int], Network]) -> Iterator[tuple[Network, list[Slot]]]:
+def machines(network: Callable[[int], Network], wait_until: Any) -> Iterator[tuple[Network, list[Slot]]]:
     """Five of them, each with a disk; the disks are gone after the test."""
     net = network(NODES)
     slots = prepare(net)
@@ -36,6 +37,7 @@ def machines(network: Callable[[int], Network]) -> Iterator[tuple[Network, list[
         if slot.disk is not None:
             slot.disk.remove()
     assert str(net.folder) not in Path("/proc/mounts").read_text()
+    wait_until(lambda: not loops(net.folder))
 
 
 @pytest.fixture
@@ -55,6 +57,12 @@ def marked(monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[str]]:
         return found
 
     return alive
+
+
+def loops(folder: Path) -> list[str]:
+    """Loop devices that are made of files below this folder; they end with the last process that saw them mounted."""
+    found = [path.read_text().strip() for path in Path("/sys/block").glob("loop*/loop/backing_file")]
+    return [name for name in found if name.startswith(str(folder))]
 
 
 def listeners(net: Network) -> list[str]:
@@ -103,7 +111,7 @@ def summary(happened: list[Happened], journal: Journal) -> str:
 @pytest.mark.parametrize(
     "faults",
     [
-        pytest.param(2 * len(KINDS), marks=pytest.mark.timeout(300)),
+        pytest.param(24, marks=pytest.mark.timeout(300)),
         pytest.param(1000, marks=[pytest.mark.soak, pytest.mark.timeout(4500)]),
     ],
 )
@@ -116,7 +124,7 @@ def test_random_faults_of_every_kind(faults: int, machines: Any, marked: Any, wa
     soak = Soak(net, slots, seed, kinds.split(",") if kinds else list(KINDS))
     try:
         soak.start()
-        soak.run(faults)
+        soak.run(int(os.environ.get(TIMES) or faults))
         soak.heal()
         assert soak.finish() == [0] * NODES
         wait_until(lambda: not marked())
