@@ -26,9 +26,9 @@ help:
 	@echo "make test-all  lint, docs and every test, those with torch too"
 	@echo "make lint      ruff and mypy --strict"
 	@echo "make docs      the documentation, into site/"
-	@echo "make bench     the figures, side by side with torchrun where torch can be installed"
+	@echo "make bench     the figures, side by side with 0.1.0, and with torchrun where torch can be installed"
 	@echo "make simulate  a whole cluster on virtual time, for each seed of SEEDS=0:100000, and what 10,000 nodes cost the store"
-	@echo "make soak      a thousand cycles of start and kill, a million malformed requests, jobs that are killed again and again"
+	@echo "make soak      a thousand random faults on five machines, a thousand cycles of start and kill, a million malformed requests"
 	@echo "make clean     remove everything that these targets made"
 
 demo: $(VENV)/.base

@@ -7,8 +7,9 @@ import importlib
 import time
 from pathlib import Path
 
-from benchmarks.contestants import TORCHRUN, launchers
+from benchmarks.contestants import PREDECESSOR, TORCHRUN, launchers
 from benchmarks.figures import Figure, table, write_json
+from benchmarks.predecessor import why_not
 
 __all__ = ["main"]
 
@@ -17,12 +18,15 @@ RESULTS = Path(__file__).parent / "results"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Measure rallyrun side by side with torchrun.")
+    what = "Measure rallyrun side by side with 0.1.0 and torchrun."
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=what)
     parser.add_argument("--only", choices=PARTS, help="measure this part alone")
     parser.add_argument("--strict", action="store_true", help="exit with 1 when a target is missed")
     options = parser.parse_args()
     if TORCHRUN not in [contestant.name for contestant in launchers()]:
         print("torch is not installed here: torchrun is not measured")
+    if why_not():
+        print(f"{PREDECESSOR} is not measured: {why_not()}")
     figures = [figure for part in PARTS if options.only in (None, part) for figure in _measure(part)]
     path = RESULTS / time.strftime("%Y-%m-%dT%H-%M-%S.json")
     write_json(figures, path)

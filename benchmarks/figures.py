@@ -10,11 +10,12 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
-from benchmarks.contestants import RALLYRUN, TORCHRUN
+from benchmarks.contestants import PREDECESSOR, RALLYRUN, TORCHRUN
 
 __all__ = ["Figure", "Target", "at_least", "at_most", "ratio_at_least", "ratio_at_most", "table", "write_json"]
 
-HEADINGS = ("figure", "unit", "rallyrun", "torchrun", "floor, cat", "better by", "target", "")
+HEADINGS = ("figure", "unit", "rallyrun", PREDECESSOR, "ratio", "torchrun", "floor, cat", "better by", "target", "")
+LAUNCHERS = (RALLYRUN, PREDECESSOR, TORCHRUN)
 
 
 class Target(NamedTuple):
@@ -86,9 +87,10 @@ def write_json(figures: Sequence[Figure], path: Path) -> None:
 
 def _rows(figure: Figure) -> list[tuple[str, ...]]:
     """One row per target: the values stand in the first."""
-    ours, torchrun = figure.median_of(RALLYRUN), figure.median_of(TORCHRUN)
-    baseline = next((figure.median_of(name) for name in figure.samples if name not in (RALLYRUN, TORCHRUN)), None)
-    values = (figure.name, figure.unit, _number(ours), _number(torchrun), _number(baseline), _times_better(figure))
+    ours, before, torchrun = map(figure.median_of, LAUNCHERS)
+    baseline = next((figure.median_of(name) for name in figure.samples if name not in LAUNCHERS), None)
+    medians = (_number(ours), _number(before), _ratio(figure), _number(torchrun), _number(baseline))
+    values = (figure.name, figure.unit, *medians, _times_better(figure))
     judged = [(target.text, figure.verdict(target)) for target in figure.targets] or [("", "")]
     blank = ("",) * len(values)
     return [(*(values if index == 0 else blank), *row) for index, row in enumerate(judged)]
@@ -99,6 +101,13 @@ def _times_better(figure: Figure) -> str:
     if not ours or not torchrun:
         return ""
     return f"{ours / torchrun if figure.more_is_better else torchrun / ours:.1f}x"
+
+
+def _ratio(figure: Figure) -> str:
+    """Ours to the release before, the median of all rounds: what slows a round down slows both."""
+    pairs = zip(figure.samples.get(RALLYRUN, ()), figure.samples.get(PREDECESSOR, ()), strict=False)
+    ratios = [ours / before for ours, before in pairs if before]
+    return f"{median(ratios):.2f}x" if ratios else "-"
 
 
 def _number(value: float | None) -> str:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 
-from benchmarks.contestants import launchers
+from benchmarks.contestants import in_turn
 from benchmarks.figures import Figure, at_most
 from benchmarks.jobs import Memory, launcher_processes, memory, sleepers
+from benchmarks.predecessor import launchers_and_predecessor
 
 __all__ = ["measure"]
 
@@ -16,9 +17,10 @@ SETTLE_S = 0.5
 
 
 def measure() -> list[Figure]:
-    samples: dict[str, list[Memory]] = {contestant.name: [] for contestant in launchers()}
-    for _ in range(ROUNDS):
-        for contestant in launchers():
+    contestants = launchers_and_predecessor()
+    samples: dict[str, list[Memory]] = {contestant.name: [] for contestant in contestants}
+    for turn in range(ROUNDS):
+        for contestant in in_turn(contestants, turn):
             with sleepers(contestant, WORKERS) as job:
                 workers = {report.pid for report in job.reports(WORKERS)}
                 time.sleep(SETTLE_S)

@@ -1,7 +1,7 @@
-"""Two agents on one machine, 1:2 nodes: a node that joins, and one that is killed with its workers.
+"""Two agents on one machine, 1:2 nodes: a node that joins, and one that is lost, in three ways.
 
 Torchrun is not measured beside it: with torch 2.13 a joining node ends both agents after a minute, and a killed one is never
-noticed.
+noticed. Here a machine falls silent when all of its processes stand still; tests/network cuts real ones off.
 """
 
 from __future__ import annotations
@@ -9,15 +9,16 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from benchmarks.contestants import PROGRAMS, RALLYRUN, clean_environment
+from benchmarks.contestants import PROGRAMS, Contestant, clean_environment, in_turn, launchers
 from benchmarks.figures import Figure, at_most
+from benchmarks.jobs import launcher_processes
+from benchmarks.predecessor import predecessor
 from benchmarks.rendezvous import free_port
 
 __all__ = ["measure"]
@@ -25,40 +26,80 @@ __all__ = ["measure"]
 ROUNDS = 5
 WORKERS = 2
 TIMEOUT_S = 20.0
+WARDEN = "rally-warden"
+JOIN = "second agent's exec to the larger world running"
+
+Samples = dict[str, list[float]]
 
 
 def measure() -> list[Figure]:
-    joins: list[float] = []
-    losses: list[float] = []
-    for _ in range(ROUNDS):
-        with tempfile.TemporaryDirectory() as folder:
-            join_s, loss_s = _round(Path(folder))
-        joins.append(join_s)
-        losses.append(loss_s)
-    return [
-        Figure("regroup: second agent's exec to the larger world running", "s", {RALLYRUN: joins}, (at_most(1, "s"),)),
-        Figure("regroup: kill -9 of an agent to the smaller world running", "s", {RALLYRUN: losses}, (at_most(1, "s"),)),
-    ]
+    contestants = [*launchers()[:1], *predecessor()]
+    samples: dict[str, Samples] = {name: {one.name: [] for one in contestants} for name in (JOIN, *LOSSES)}
+    for turn in range(ROUNDS):
+        for name, (lose, _) in LOSSES.items():
+            for contestant in in_turn(contestants, turn):
+                join_s, loss_s = _round(contestant, lose)
+                samples[JOIN][contestant.name].append(join_s)
+                samples[name][contestant.name].append(loss_s)
+    limits = {JOIN: 1.0, **{name: limit_s for name, (_, limit_s) in LOSSES.items()}}
+    return [Figure(f"regroup: {name}", "s", values, (at_most(limits[name], "s"),)) for name, values in samples.items()]
 
 
-def _round(starts: Path) -> tuple[float, float]:
-    """A job of its own for each: a node that dies again and again is held back."""
-    command = _command(free_port(), starts)
-    with _agent(command):
-        _wait(starts, 1, 0.0)
-        began = time.monotonic()
-        with _agent(command) as second:
-            larger_at = _wait(starts, 2, began)
-            killed_at = time.monotonic()
-            second.kill()
-            return larger_at - began, _wait(starts, 1, killed_at) - killed_at
+def _round(contestant: Contestant, lose: Callable[[int], None]) -> tuple[float, float]:
+    """From the second agent's start to the larger world, and from its loss to the smaller one.
+
+    Each is a job of its own: a node that dies again and again is held back.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        starts = Path(folder)
+        command = _command(contestant, free_port(), starts)
+        with _agent(command):
+            _wait(starts, 1, 0.0)
+            began = time.monotonic()
+            with _agent(command) as second:
+                larger_at = _wait(starts, 2, began)
+                lost_at = time.monotonic()
+                lose(second.pid)
+                return larger_at - began, _wait(starts, 1, lost_at) - lost_at
 
 
-def _command(port: int, starts: Path) -> list[str]:
-    rallyrun = str(Path(sys.executable).parent / RALLYRUN)
+# --- how a node is lost ----------------------------------------------------------------------------------------------------
+
+
+def _kill_agent(agent: int) -> None:
+    os.kill(agent, signal.SIGKILL)
+
+
+def _kill_agent_and_warden(agent: int) -> None:
+    warden = next(pid for pid in launcher_processes(agent, set()) if Path(f"/proc/{pid}/comm").read_text().strip() == WARDEN)
+    for pid in (agent, warden):
+        os.kill(pid, signal.SIGKILL)
+
+
+def _freeze(agent: int) -> None:
+    for pid in launcher_processes(agent, set()):
+        os.kill(pid, signal.SIGSTOP)
+
+
+def _thaw(agent: int) -> None:
+    for pid in reversed(launcher_processes(agent, set())):
+        os.kill(pid, signal.SIGCONT)
+
+
+LOSSES = {
+    "kill -9 of an agent to the smaller world running": (_kill_agent, 0.5),
+    "kill -9 of an agent and its warden to the smaller world running": (_kill_agent_and_warden, 3.5),
+    "a machine's last sign of life to the smaller world running": (_freeze, 3.5),
+}
+
+
+# --- agents ----------------------------------------------------------------------------------------------------------------
+
+
+def _command(contestant: Contestant, port: int, starts: Path) -> list[str]:
     meeting = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-conf", "last_call_timeout=0.1"]
     size = ["--nnodes", "1:2", "--nproc-per-node", str(WORKERS)]
-    return [rallyrun, *size, *meeting, str(PROGRAMS / "world.py"), str(starts)]
+    return [str(contestant.path), *size, *meeting, str(PROGRAMS / "world.py"), str(starts)]
 
 
 @contextmanager
@@ -69,6 +110,7 @@ def _agent(command: list[str]) -> Iterator[subprocess.Popen[bytes]]:
         yield agent
     finally:
         if agent.poll() is None:
+            _thaw(agent.pid)
             os.kill(agent.pid, signal.SIGTERM)
         agent.wait(TIMEOUT_S)
 

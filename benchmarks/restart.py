@@ -7,9 +7,10 @@ import random
 import signal
 import time
 
-from benchmarks.contestants import Contestant, launchers
+from benchmarks.contestants import Contestant, in_turn
 from benchmarks.figures import Figure, at_most
 from benchmarks.jobs import sleepers
+from benchmarks.predecessor import launchers_and_predecessor
 
 __all__ = ["measure"]
 
@@ -18,9 +19,10 @@ WORKERS = 4
 
 
 def measure() -> list[Figure]:
-    samples: dict[str, list[float]] = {contestant.name: [] for contestant in launchers()}
-    for _ in range(JOBS):
-        for contestant in launchers():
+    contestants = launchers_and_predecessor()
+    samples: dict[str, list[float]] = {contestant.name: [] for contestant in contestants}
+    for turn in range(JOBS):
+        for contestant in in_turn(contestants, turn):
             samples[contestant.name].append(_restart(contestant))
     return [Figure(f"restart: SIGKILL of 1 of {WORKERS} to all running again", "ms", samples, (at_most(100, "ms"),))]
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from benchmarks.contestants import FLOOR, PROGRAMS, TORCHRUN, Contestant, floor, launchers
+from benchmarks.contestants import FLOOR, PROGRAMS, TORCHRUN, Contestant, floor, in_turn
 from benchmarks.figures import Figure, Target, ratio_at_most
 from benchmarks.jobs import Job
+from benchmarks.predecessor import launchers_and_predecessor
 
 __all__ = ["measure"]
 
@@ -22,12 +23,12 @@ def measure() -> list[Figure]:
 
 
 def _figure(count: int) -> Figure:
-    contestants = [floor(), *launchers()]
+    contestants = [floor(), *launchers_and_predecessor()]
     for contestant in contestants:
         _sample(contestant, count)  # the first one reads from the disk
     samples: dict[str, list[float]] = {contestant.name: [] for contestant in contestants}
     for round_number in range(ROUNDS):
-        for contestant in contestants:
+        for contestant in in_turn(contestants, round_number):
             if contestant.name != TORCHRUN or round_number % TORCHRUN_EVERY == 0:
                 samples[contestant.name].append(_sample(contestant, count))
     plural = "s" if count > 1 else ""

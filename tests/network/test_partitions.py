@@ -55,7 +55,7 @@ def check_regrouped(net: Any, workers: list[dict[str, Any]], cut_at: float, wait
     """After a cut the host goes on alone in time, and no worker of the cut node runs by then."""
     smaller = wait_until(lambda: net.journal.whole_world(1, since=cut_at), 15)
     regrouped_s = max(worker["began"] for worker in smaller) - cut_at
-    lost = [net.journal.last_beat(worker["pid"]) for worker in workers if worker["node"] == "node1"]
+    lost = [net.journal.last_beat(worker) for worker in workers if worker["node"] == "node1"]
     fenced_s, first_start_s = max(lost) - cut_at, min(worker["began"] for worker in smaller) - cut_at
     print(f"regrouped after {regrouped_s:.2f} s; the cut node's workers ran for {fenced_s:.2f} s")
     assert {worker["node"] for worker in smaller} == {"node0"}
@@ -104,7 +104,7 @@ def test_long_cuts_regroup_each_time(network: Any, wait_until: WaitUntil) -> Non
         pass_time(cut_at + 2 * LEASE_S, wait_until)
         workers = check_rejoined(net, net.nodes[1].heal(), wait_until)
     finish(net)
-    assert [workers[0]["group_world_size"] for workers in net.journal.worlds().values()] == [1, 2, 1, 2, 1, 2]
+    assert [workers[0]["group_world_size"] for workers in net.journal.generations()] == [1, 2, 1, 2, 1, 2]
 
 
 def test_host_out_of_reach_ends_the_others_P07(network: Any, wait_until: WaitUntil) -> None:
