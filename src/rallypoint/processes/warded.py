@@ -229,6 +229,8 @@ class WardedContext(PContext):
         self._hide_interrupts_after(death_sig)
         self._await_rest()
         stop = shutdown.begin(death_sig, grace_s, self.kill_wait_s)
+        if inbox.received > 1:  # they came together, before we could begin
+            stop = shutdown.hurry(stop)
         while True:
             decision = shutdown.step(stop, self._present(), time.monotonic())
             self._send(decision.sends)
