@@ -1,9 +1,14 @@
 """rallypoint: an elastic launcher for distributed Python programs.
 
 The public names are imported when they are first used, so that a worker that wants only `record` pays for nothing else.
+
+This is the first line of ours that runs when somebody types ``rallyrun``, so Ctrl-C is made quiet here: what pip and Python put
+before it is not ours to change.
 """
 
 from __future__ import annotations
+
+import sys
 
 TYPE_CHECKING = False  # to import typing would cost every worker that imports us
 if TYPE_CHECKING:
@@ -38,6 +43,22 @@ if TYPE_CHECKING:
     from rallypoint.workers import RunResult, Worker, WorkerGroup, WorkerSpec, WorkerState
 
 __version__ = "0.1.0"
+
+
+def _is_command() -> bool:
+    """Whether this process is the command line, and not a program that uses us."""
+    script = (getattr(sys, "argv", None) or [""])[0].rpartition("/")[2]
+    return script in ("rallyrun", "rallypoint") or sys.orig_argv[1:3] == ["-m", "rallypoint"]
+
+
+if _is_command():
+    if TYPE_CHECKING:
+        import signal as _signal
+    else:
+        import _signal
+    if _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:
+        _signal.signal(_signal.SIGINT, _signal.SIG_DFL)  # __main__ has the exit code, and a few milliseconds to go
+
 
 _HOMES = {
     "agent": ("ElasticAgent", "SimpleElasticAgent"),

@@ -25,7 +25,7 @@ def rallyrun() -> int:
     _prepare(sys.argv[1:])
     from rallypoint import cli
 
-    return cli.main(sys.argv[1:])
+    return _leave(cli.main(sys.argv[1:]))
 
 
 def main() -> int:
@@ -33,7 +33,16 @@ def main() -> int:
     _prepare(sys.argv[2:] if sys.argv[1:2] == ["run"] else [])
     from rallypoint import cli
 
-    return cli.rallypoint_main(sys.argv[1:])
+    return _leave(cli.rallypoint_main(sys.argv[1:]))
+
+
+def _leave(code: int) -> int:
+    """The exit code; but where a thread of ours hangs in a write, as the interpreter's own end would, the end itself."""
+    from rallypoint import outbox
+
+    if outbox.is_busy():
+        os._exit(code)
+    return code
 
 
 def _prepare(run_arguments: list[str]) -> None:

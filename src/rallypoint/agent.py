@@ -10,7 +10,7 @@ import signal
 import time
 from abc import ABC, abstractmethod
 
-from rallypoint import defaults, report
+from rallypoint import defaults, outbox, report
 from rallypoint.agent_peers import AgentPeers
 from rallypoint.agent_records import AgentRecords, _get_fq_hostname, describe
 from rallypoint.core import agent as machine
@@ -104,7 +104,7 @@ class SimpleElasticAgent(AgentRecords, AgentPeers, ElasticAgent):
     def run(self, role: str = DEFAULT_ROLE) -> RunResult:
         started_at = time.monotonic()
         death_sig = signal.SIGTERM
-        with inbox.watch(self._signals_to_handle):
+        with outbox.on_duty(), inbox.watch(self._signals_to_handle):
             try:
                 result = self._invoke_run(role)
                 self._total_execution_time = int(time.monotonic() - started_at)

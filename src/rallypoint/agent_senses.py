@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     import threading
     from typing import Any
 
+    from rallypoint.processes.log_specs import LogFolder
     from rallypoint.timers.file_server import FileTimerServer
     from rallypoint.timers.file_timer import FileTimerRequest
     from rallypoint.watchdog import Hang, HangWatch
@@ -128,7 +129,12 @@ class AgentSenses(SimpleElasticAgent):
     def _watch_for_hangs(self, pids: dict[int, int]) -> None:
         if self._hang_watch is not None:
             ranks = {worker.local_rank: worker.global_rank for worker in self._worker_group.workers}
-            self._hang_watch.begin(pids, ranks, self._attempt_folder(), (self._worker_group.group_world_size or 1) > 1)
+            has_other_nodes = (self._worker_group.group_world_size or 1) > 1
+            self._hang_watch.begin(pids, ranks, self._attempt_folder(), has_other_nodes, self._run_folder())
+
+    def _run_folder(self) -> LogFolder | None:
+        """The folder that all files of the run are below; None where there is none."""
+        return None
 
     def _look_for_hangs(self) -> None:
         """A worker that hangs is killed; what it did last is on record by then."""

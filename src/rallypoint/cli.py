@@ -2,17 +2,18 @@
 
 This is the outermost boundary of the process: whatever comes up from below is turned into words on stderr and one of the codes of
 `ExitCode`. What rallypoint has to say while it runs goes there too, line by line, each in a single write, so that it does not mix
-with what workers say. ``LOGLEVEL`` chooses how much.
+with what workers say. ``LOGLEVEL`` chooses how much. A stderr that takes nothing stops nothing: only when all is over is it
+waited for, as any program would, though not for ever, and no longer than until the next signal.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 
-from rallypoint import command_line, defaults, errors, report
+from rallypoint import command_line, defaults, errors, outbox, report
 from rallypoint.arguments import config_from_args, get_rdzv_endpoint
 from rallypoint.devices import determine_local_world_size
 from rallypoint.entry_point import get_use_env, run_script_path
@@ -40,6 +41,8 @@ _COMMANDS = ("run", "explain", "stacks")
 _LEVELS = {"DEBUG": 10, "INFO": 20, "WARN": 30, "WARNING": 30, "ERROR": 40, "CRITICAL": 50, "FATAL": 50}
 _SIGNAL_BASE = 128  # what shells add to the number of the signal that ended a process
 _SIGINT = 2
+_LAST_LINES_S = 60.0  # for a console that takes its time, as a pager does
+_LAST_LINES_AFTER_A_SIGNAL_S = 5.0
 _FORESEEN: tuple[tuple[type[Exception], int], ...] = (
     (errors.UsageError, ExitCode.USAGE),
     (errors.RendezvousError, ExitCode.RENDEZVOUS_FAILED),
@@ -50,7 +53,10 @@ _FORESEEN: tuple[tuple[type[Exception], int], ...] = (
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command ``rallyrun``; returns its exit code."""
-    report.set_sink(_sink())
+    return _speaking(lambda: _launch(argv))
+
+
+def _launch(argv: Sequence[str] | None) -> int:
     args = SimpleNamespace(pass_exit_code=False)
     try:
         args = parse_args(argv)
@@ -75,10 +81,35 @@ def rallypoint_main(argv: Sequence[str] | None = None) -> int:
         from rallypoint import usage
 
         return _print(usage.overview())
+    return _speaking(lambda: _refuse(command))
+
+
+def _refuse(command: str) -> int:
     meant = command_line.closest(command, _COMMANDS)
     advice = f"did you mean rallypoint {meant}?" if meant else f"the commands are: {', '.join(_COMMANDS)}"
-    _say(f"rallypoint: error: unknown command {command!r}; {advice}")
+    report.error(f"rallypoint: error: unknown command {command!r}; {advice}")
     return ExitCode.USAGE
+
+
+def _speaking(work: Callable[[], int]) -> int:
+    """Do it with stderr for all that there is to say, and see to it that the last of it is read."""
+    _set_sink()
+    outbox.begin_duty()
+    try:
+        code = work()
+        _await_readers(_LAST_LINES_AFTER_A_SIGNAL_S if code > _SIGNAL_BASE else _LAST_LINES_S)
+        return code
+    finally:
+        outbox.end_duty(0.0)
+
+
+def _await_readers(patience_s: float) -> None:
+    if outbox.flush(0.2):  # nearly always, and then nothing is to be imported for it
+        return
+    from rallypoint.processes.signals import inbox
+
+    with inbox.watch(defaults.SIGNALS_TO_HANDLE):
+        outbox.flush(patience_s, inbox.collect)
 
 
 def parse_args(args: Sequence[str] | None = None) -> SimpleNamespace:
@@ -129,10 +160,10 @@ def _explain(error: BaseException, pass_exit_code: bool) -> int:
 
     match error:
         case ChildFailedError():
-            _say(str(error))
+            report.error(str(error))
             return _first_cause(error) if pass_exit_code else ExitCode.WORKER_FAILED
         case errors.JobFailedError() if pass_exit_code and error.cause_exitcode is not None:
-            _say(f"rallyrun: error: {error}")
+            report.error(f"rallyrun: error: {error}")
             return _first_cause(error)
         case errors.SignalException():
             return _SIGNAL_BASE + int(error.sigval)
@@ -140,7 +171,7 @@ def _explain(error: BaseException, pass_exit_code: bool) -> int:
             return _SIGNAL_BASE + _SIGINT
     for kind, code in _FORESEEN:
         if isinstance(error, kind):
-            _say(f"rallyrun: error: {' '.join(str(error).split())}")  # one line, whatever the message holds
+            report.error(f"rallyrun: error: {' '.join(str(error).split())}")  # one line, whatever the message holds
             return code
     return _confess(error)
 
@@ -157,8 +188,8 @@ def _confess(error: BaseException) -> int:
     """What nobody foresaw is a bug of ours, and its traceback is what will find it."""
     import traceback
 
-    _say("".join(traceback.format_exception(type(error), error, error.__traceback__)).rstrip())
-    _say("rallyrun: error: this is a bug in rallypoint, not in your program; please report it with the lines above")
+    report.error("".join(traceback.format_exception(type(error), error, error.__traceback__)).rstrip())
+    report.error("rallyrun: error: this is a bug in rallypoint, not in your program; please report it with the lines above")
     return ExitCode.INTERNAL
 
 
@@ -176,21 +207,24 @@ def _print(text: str) -> int:
     return ExitCode.SUCCESS
 
 
-def _sink() -> report.Sink:
+def _set_sink() -> None:
     name = os.environ.get(defaults.ENV_LOG_LEVEL, "").strip().upper()
     least = int(name) if name.isdecimal() else _LEVELS.get(name, report.INFO)
 
     def tell(level: int, text: str) -> None:
-        if level >= least:
-            _say(f"rallyrun: {text}")
+        _write(text if level >= report.ERROR else f"rallyrun: {text}")
 
-    return tell
+    report.set_sink(tell, min(least, report.ERROR))
 
 
-def _say(text: str) -> None:
+def _write(text: str) -> None:
     data = memoryview(f"{text}\n".encode(errors="backslashreplace"))
     try:
         while data:
             data = data[os.write(2, data) :]
+    except BlockingIOError:  # somebody who shares it has made it so
+        from rallypoint.processes.log_file import write_all
+
+        write_all(2, data)
     except OSError:  # a stderr that is closed or full must not end a job that runs well
         return

@@ -1,7 +1,8 @@
 """A run's events as lines of JSON in its log folder, from which the run can be understood alone: ``rallypoint explain``.
 
 The folder is made when the first workers start, so what happens before that is kept until then. Each event is appended and the
-file closed again: whatever ends the agent, the lines before are there. A disk that is full loses events, not the job.
+file closed again: whatever ends the agent, the lines before are there. A disk that is full loses events, not the job; one that
+hangs holds up the thread that writes, and nobody else.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ import os
 import time
 
 from rallypoint import report
-from rallypoint.events import Event
+from rallypoint.events import Event, EventSource
+from rallypoint.outbox import Outbox
+from rallypoint.processes.log_specs import LogFolder, open_log
 
 __all__ = ["EventFile"]
 
@@ -23,9 +26,11 @@ class EventFile:
 
     def __init__(self) -> None:
         self._path = ""
+        self._folder: LogFolder | None = None
         self._pending: list[Event] = []
         self._has_warned = False
         self._lock = _thread.allocate_lock()  # timers expire on a thread of their own
+        self._outbox = Outbox(self._write, self._losses)
 
     @property
     def path(self) -> str:
@@ -39,35 +44,54 @@ class EventFile:
         with self._lock:
             self._pending += events
             if self._path:
-                self._write()
+                self._send()
             else:
                 del self._pending[:-KEPT_AT_MOST]
 
-    def place(self, path: str) -> None:
+    def place(self, path: str, folder: LogFolder | None = None) -> None:
         """From now on all goes to this file, also what was kept."""
         with self._lock:
             if path != self._path:
-                self._path = path
-                self._write()
+                self._path, self._folder = path, folder
+                self._send()
 
-    def _write(self) -> None:
+    def settle(self, timeout_s: float) -> bool:
+        """Wait until all is written; whether it is."""
+        return self._outbox.flush(timeout_s)
+
+    def leave(self) -> None:
+        """The file is gone; what comes now is kept."""
+        with self._lock:
+            self._path, self._folder = "", None
+
+    def _send(self) -> None:
+        events, self._pending = self._pending, []
+        if events and not self._outbox.put((self._path, events)):
+            self._warn_once(self._path, "takes none for now")
+
+    def _write(self, sent: tuple[str, list[Event]]) -> None:
         from rallypoint.json_text import to_json
 
-        text = "".join(f"{to_json(vars(event))}\n" for event in self._pending)
-        self._pending.clear()
+        path, events = sent
+        text = "".join(f"{to_json(vars(event))}\n" for event in events)
         try:
-            fd = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            fd = open_log(self._folder, path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
             try:
                 os.write(fd, text.encode())
             finally:
                 os.close(fd)
         except OSError as error:
-            self._warn_once(error)
+            self._warn_once(path, f"cannot be written: {error.strerror}")
 
-    def _warn_once(self, error: OSError) -> None:
+    def _warn_once(self, path: str, why: str) -> None:
         if not self._has_warned:
             self._has_warned = True
-            report.warn(f"events are lost, because {self._path} cannot be written: {error.strerror}; the job goes on")
+            report.warn(f"events are lost, because {path} {why}; the job goes on")
+
+    def _losses(self, count: int) -> tuple[str, list[Event]]:
+        """So that whoever reads the file knows that there was more."""
+        now_ms = int(time.time() * 1000)
+        return self._path, [Event("rallypoint.events.lost", EventSource.AGENT, now_ms, {"at_least": count})]
 
 
 current: EventFile | None = None  # that of the run which this process is in

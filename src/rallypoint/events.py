@@ -5,6 +5,8 @@ appends that line to the event file of the run, where the agent's own events go 
 `register_sink` or as entry points of the group ``rallypoint.event_sinks``. Most jobs have the null sink, so an event that nobody
 will see costs a lookup: nothing is serialised, and neither ``json`` nor ``logging`` is imported. Other programs replace
 `get_logging_handler` in this module, so it is looked up anew for each event, and a replaced one is asked.
+
+A sink may hang, and the job does not wait for it: while an agent is at work, each sink gets its events in a thread of its own.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from enum import Enum
 
 from rallypoint import defaults
 from rallypoint.errors import UsageError
+from rallypoint.outbox import Outbox
 from rallypoint.records import Record, field
 
 TYPE_CHECKING = False
@@ -150,6 +153,7 @@ _sinks: dict[str, Callable[[], logging.Handler]] = {
 }
 _handlers: dict[str, logging.Handler] = {}  # those that were needed so far
 _attached: dict[str, tuple[logging.Handler, object]] = {}  # which handler of ours each sink's logger has, and who gave it
+_outboxes: dict[str, Outbox] = {}
 
 
 def register_sink(name: str, create_handler: Callable[[], logging.Handler]) -> None:
@@ -212,13 +216,27 @@ def is_recorded(destination: str) -> bool:
 def record(event: Event, destination: str = NULL) -> None:
     """Send an event to a sink."""
     if get_logging_handler is not _own_get_logging_handler or is_recorded(destination):  # a replaced one is asked once only
-        _get_or_create_logger(destination).info(event.serialize())
+        _send(event.serialize(), destination)
 
 
 def record_rdzv_event(event: RdzvEvent) -> None:
     """Send an event to the sink for rendezvous events."""
     if get_logging_handler is not _own_get_logging_handler or is_recorded(RENDEZVOUS_SINK):
-        _get_or_create_logger(RENDEZVOUS_SINK).info(event.serialize())
+        _send(event.serialize(), RENDEZVOUS_SINK)
+
+
+def _send(text: str, destination: str) -> None:
+    if destination == FILE:  # which has an outbox itself
+        _hand_over((text, destination))
+        return
+    if destination not in _outboxes:
+        _outboxes[destination] = Outbox(_hand_over, is_foreign=True)
+    _outboxes[destination].put((text, destination))
+
+
+def _hand_over(sent: tuple[str, str]) -> None:
+    text, destination = sent
+    _get_or_create_logger(destination).info(text)
 
 
 def construct_and_record_rdzv_event(

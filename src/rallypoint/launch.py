@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
-from rallypoint import defaults, events, metrics, report
+from rallypoint import defaults, events, metrics, outbox, report
 from rallypoint.config import LaunchConfig, resolve_shutdown_timeout
 from rallypoint.core.restarts import RestartPolicy
 from rallypoint.errors import JobFailedError, RendezvousError, SignalException, UnkillableWorkersError, UsageError
@@ -49,6 +49,11 @@ def launch_agent(
     config: LaunchConfig, entrypoint: Entrypoint, args: list[Any], health_check_server: Any = None
 ) -> dict[int, Any]:
     """Run one agent to its end. A signal leaves the rendezvous open, so that the job can go on elsewhere; all else closes it."""
+    with outbox.on_duty():
+        return _launch_agent(config, entrypoint, args, health_check_server)
+
+
+def _launch_agent(config: LaunchConfig, entrypoint: Entrypoint, args: list[Any], health_check_server: Any) -> dict[int, Any]:
     if not config.run_id:
         config.run_id = str(int.from_bytes(os.urandom(16), "big"))
         report.debug(f"the config names no run_id; {config.run_id} was drawn")

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Sequence
 
-from rallypoint import defaults, report
+from rallypoint import defaults, outbox, report
 from rallypoint.agent_senses import AgentSenses
 from rallypoint.core import agent as machine
 from rallypoint.core.ranks import WorkerRanks
@@ -18,7 +18,7 @@ from rallypoint.errors import UsageError
 from rallypoint.metrics import prof
 from rallypoint.processes import warden_client
 from rallypoint.processes.context import PContext, wait_readable
-from rallypoint.processes.log_specs import DefaultLogsSpecs, LogsSpecs
+from rallypoint.processes.log_specs import DefaultLogsSpecs, LogFolder, LogsSpecs, file_clerk
 from rallypoint.processes.signals import inbox
 from rallypoint.processes.subprocesses import start_processes
 from rallypoint.processes.warded import WardedContext
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from typing import Any
 
 __all__ = ["LocalElasticAgent"]
+
+CLEARING_TIMEOUT_S = 2.0  # for a folder that may be on a disk which does not answer
 
 
 class LocalElasticAgent(AgentSenses):
@@ -72,6 +74,10 @@ class LocalElasticAgent(AgentSenses):
         self._restart_policy = restart_policy or self._restart_policy
 
     def run(self, role: str = "default") -> RunResult:
+        with outbox.on_duty():
+            return self._run_on_record(role)
+
+    def _run_on_record(self, role: str) -> RunResult:
         self._run_record.began(self._worker_group.spec, self._time_outs())
         try:
             self._open_senses()
@@ -106,7 +112,7 @@ class LocalElasticAgent(AgentSenses):
         if self._run_record.file.path or not isinstance(specs, DefaultLogsSpecs) or specs.is_temporary:
             return
         try:
-            specs.make_run_folder(self._run_record.board.status.run_id)
+            file_clerk.do(lambda: specs.make_run_folder(self._run_record.board.status.run_id), CLEARING_TIMEOUT_S)
         except OSError as error:
             report.debug(f"the events of this run could not be kept: {error}")  # what ended it says why
         else:
@@ -114,8 +120,18 @@ class LocalElasticAgent(AgentSenses):
 
     def _close_logs(self) -> None:
         """Leave no empty folder behind, and say where the rest is."""
-        if isinstance(self._logs_specs, DefaultLogsSpecs) and not self._logs_specs.discard_if_empty():
-            self._tell_logs(self._logs_specs)
+        specs = self._logs_specs
+        if not isinstance(specs, DefaultLogsSpecs) or not self._run_record.file.settle(CLEARING_TIMEOUT_S):
+            return
+        try:
+            is_gone = file_clerk.do(specs.discard_if_empty, CLEARING_TIMEOUT_S)
+        except TimeoutError as error:
+            report.warn(f"{specs.run_log_dir} is left as it is: {error.strerror}")
+            return
+        if is_gone:
+            self._run_record.file.leave()
+        else:
+            self._tell_logs(specs)
 
     def _tell_logs(self, specs: DefaultLogsSpecs) -> None:
         if specs.run_log_dir != self._told_log_dir:
@@ -159,10 +175,13 @@ class LocalElasticAgent(AgentSenses):
         if specs.keeps_output:
             self._tell_logs(specs)
         if specs.run_log_dir:
-            self._run_record.file.place(os.path.join(specs.run_log_dir, defaults.EVENT_FILE))
+            self._run_record.file.place(os.path.join(specs.run_log_dir, defaults.EVENT_FILE), specs.run_folder)
 
     def _attempt_folder(self) -> str:
         return self._logs_specs.attempt_dir if isinstance(self._logs_specs, DefaultLogsSpecs) else ""
+
+    def _run_folder(self) -> LogFolder | None:
+        return self._logs_specs.run_folder if isinstance(self._logs_specs, DefaultLogsSpecs) else None
 
     def _plan(self, group: WorkerGroup) -> list[WorkerPlan]:
         spec = group.spec

@@ -1,7 +1,8 @@
 """Numbers about the job, sent to a handler: by default to one that forgets them.
 
 A metric is a name and a value within a *group*; each group can have its own handler (`configure`). Other programs replace
-`getStream` in this module to see every metric, so it is looked up anew for each one.
+`getStream` in this module to see every metric, so it is looked up anew for each one. A handler may hang, and the job does not
+wait for it: while an agent is at work, each handler gets its values in a thread of its own.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Callable
 from functools import wraps
 
 from rallypoint.errors import UsageError
+from rallypoint.outbox import Outbox
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -54,6 +56,8 @@ MetricData = namedtuple("MetricData", ["timestamp", "group_name", "name", "value
 class MetricHandler(ABC):
     """Where metrics go."""
 
+    _never_waits = False  # for handlers of ours that only remember
+
     @abstractmethod
     def emit(self, metric_data: MetricData) -> None:
         """Take one value."""
@@ -68,6 +72,8 @@ class ConsoleMetricHandler(MetricHandler):
 
 class NullMetricHandler(MetricHandler):
     """Forgets them."""
+
+    _never_waits = True
 
     def emit(self, metric_data: MetricData) -> None:
         pass
@@ -93,7 +99,19 @@ class MetricStream:
         self.handler = handler
 
     def add_value(self, metric_name: str, metric_value: float) -> None:
-        self.handler.emit(MetricData(time.time(), self.group_name, metric_name, metric_value))
+        _pass_to(self.handler, MetricData(time.time(), self.group_name, metric_name, metric_value))
+
+
+_outboxes: dict[int, tuple[MetricHandler, Outbox]] = {}  # by the handler's identity, which is nobody else's as long as we hold it
+
+
+def _pass_to(handler: MetricHandler, data: MetricData) -> None:
+    if getattr(handler, "_never_waits", False):
+        handler.emit(data)
+        return
+    if id(handler) not in _outboxes:
+        _outboxes[id(handler)] = handler, Outbox(handler.emit, is_foreign=True)
+    _outboxes[id(handler)][1].put(data)
 
 
 _handlers: dict[str, MetricHandler] = {}

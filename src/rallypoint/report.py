@@ -2,18 +2,32 @@
 
 A library logs and a program prints. So the lines go to the logger ``rallypoint``, unless the command line has put its own
 sink in place. ``logging`` is imported only when a line is really logged: it costs as much as a third of a cold start.
+
+Whoever says something never waits for who should hear it (`outbox`). And a line holds what others have said, on other hosts
+too: a name, a message, a stack. So whatever could act on a terminal, or look like a line of ours, is escaped here, once for all.
 """
 
 from __future__ import annotations
 
+import _thread
+import sys
 from collections.abc import Callable
 
-__all__ = ["debug", "info", "set_sink", "warn"]
+from rallypoint.outbox import Outbox
+
+__all__ = ["debug", "error", "escaped", "info", "set_sink", "warn"]
 
 # The numbers are those of the logging module.
-DEBUG, INFO, WARNING = 10, 20, 30
+DEBUG, INFO, WARNING, ERROR = 10, 20, 30, 40
 
 Sink = Callable[[int, str], None]
+
+
+def escaped(text: str) -> str:
+    """The same with everything that is no plain character in the notation of Python's literals."""
+    if text.isprintable():
+        return text
+    return "".join(one if one.isprintable() or one == "\t" else one.encode("unicode_escape").decode() for one in text)
 
 
 def _log(level: int, text: str) -> None:
@@ -22,22 +36,54 @@ def _log(level: int, text: str) -> None:
     logging.getLogger("rallypoint").log(level, "%s", text)
 
 
-_sink: Sink = _log
+def _is_logged(level: int) -> bool:
+    """Where nobody has imported logging, nobody has asked for anything below a warning."""
+    logging = sys.modules.get("logging")
+    return level >= WARNING if logging is None else bool(logging.getLogger("rallypoint").isEnabledFor(level))
 
 
-def set_sink(sink: Sink | None) -> None:
-    """Send every later line to `sink`; None restores logging."""
-    global _sink
-    _sink = sink or _log
+def _losses(count: int) -> tuple[int, str]:
+    return WARNING, f"{count} lines are missing here: what shows them did not take them in time"
+
+
+def _outbox_to(sink: Sink, is_foreign: bool) -> Outbox:
+    return Outbox(lambda said: sink(*said), _losses, is_for_people=True, is_foreign=is_foreign)
+
+
+_outbox = _outbox_to(_log, is_foreign=True)
+_is_wanted: Callable[[int], bool] = _is_logged
+
+
+def set_sink(sink: Sink | None, least: int = 0) -> None:
+    """Send every later line of at least this level to `sink`; None restores logging."""
+    global _outbox, _is_wanted
+    _outbox = _outbox_to(sink or _log, is_foreign=sink is None)
+    _is_wanted = _is_logged if sink is None else lambda level: level >= least
+
+
+def _say(level: int, text: str) -> None:
+    if _is_wanted(level):
+        _outbox.put((level, text), may_wait=_is_main_thread())
+
+
+def _is_main_thread() -> bool:
+    """Other threads have something to do that cannot wait: they keep leases, watch timers, serve the store."""
+    threading = sys.modules.get("threading")
+    return threading is None or threading.main_thread().ident == _thread.get_ident()
 
 
 def debug(text: str) -> None:
-    _sink(DEBUG, text)
+    _say(DEBUG, escaped(text))
 
 
 def info(text: str) -> None:
-    _sink(INFO, text)
+    _say(INFO, escaped(text))
 
 
 def warn(text: str) -> None:
-    _sink(WARNING, text)
+    _say(WARNING, escaped(text))
+
+
+def error(text: str) -> None:
+    """What ended the job; the one thing that may take several lines."""
+    _say(ERROR, "\n".join(map(escaped, text.split("\n"))))

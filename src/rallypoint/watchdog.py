@@ -7,10 +7,12 @@ written down and before anybody is stopped. What counts as a hang is decided in 
 from __future__ import annotations
 
 import time
+from functools import partial
 
 from rallypoint import defaults
 from rallypoint.core import hangs, stack_groups
 from rallypoint.core.hangs import HangLimits, parse_hang_timeout
+from rallypoint.processes.log_specs import LogFolder, file_clerk
 from rallypoint.processes.pulse import PulseBoard
 from rallypoint.processes.stack_files import write_stacks
 from rallypoint.processes.stacks import StackDesk
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Hang", "HangLimits", "HangWatch", "Hung", "parse_hang_timeout"]
 
+STACKS_TIMEOUT_S = 5.0  # for writing them down
 
 
 class Hung(Value):
@@ -57,6 +60,7 @@ class HangWatch:
         self._desk = StackDesk(local_world_size)
         self._watched: list[Watched] = []
         self._folder = ""
+        self._run_folder: LogFolder | None = None
         self._look_at: float | None = None
         self._verdict_at: float | None = None
         self._has_other_nodes = False
@@ -75,7 +79,14 @@ class HangWatch:
             defaults.ENV_PYTHONPATH: in_front(python_path),
         }
 
-    def begin(self, pids: dict[int, int], global_ranks: dict[int, int], folder: str, has_other_nodes: bool = False) -> None:
+    def begin(
+        self,
+        pids: dict[int, int],
+        global_ranks: dict[int, int],
+        folder: str,
+        has_other_nodes: bool = False,
+        run_folder: LogFolder | None = None,
+    ) -> None:
         """Watch this group, which may be part of a larger one; the files with stacks go into `folder`, if there is one."""
         if self._limits is None:
             return
@@ -84,6 +95,7 @@ class HangWatch:
         limits = self._limits
         self._watched = [Watched(rank, global_ranks.get(rank, rank), pids[rank], limits, now) for rank in ranks]
         self._folder = folder
+        self._run_folder = run_folder
         self._has_other_nodes = has_other_nodes
         self._look_at, self._verdict_at, self._held = now + self._pause_s, None, None
 
@@ -147,10 +159,11 @@ class HangWatch:
         path, where = "", []
         if self._folder:
             try:
-                path = write_stacks(self._folder, lines, stacks, first)
+                write = partial(write_stacks, self._folder, lines, stacks, first, self._run_folder)
+                path = file_clerk.do(write, STACKS_TIMEOUT_S)
                 where = [f"the stacks of all workers are in {path}"]
             except OSError as error:
-                where = [f"the stacks could not be written: {error}"]
+                where = [f"the stacks could not be written: {error.strerror}"]
         return Hang(hung, waiting, (*lines, *brief, *where), path)
 
     def progress_at(self) -> float | None:

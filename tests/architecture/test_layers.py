@@ -34,7 +34,7 @@ LAYERS = (
     ("store",),
     ("core",),
     (
-        "file_limit", "json_text", "sizes", "report", "records", "defaults", "errors", "torch_names", "torch_presence",
+        "file_limit", "json_text", "outbox", "sizes", "report", "records", "defaults", "errors", "torch_names", "torch_presence",
         "worker_site",
     ),
 )  # fmt: skip

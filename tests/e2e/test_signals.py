@@ -80,6 +80,30 @@ def test_workers_start_with_default_signals(rallyrun: Any, script: Any):
     assert [in_mask(kind, ended.stdout) for kind in ("SigBlk:", "SigIgn:", "SigCgt:")] == [set(), set(), set()]
 
 
+# --- two at once -----------------------------------------------------------------------------------------------------------
+
+STUBBORN = """
+import os, signal, time
+for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    signal.signal(number, signal.SIG_IGN)
+os.write(1, f"worker {os.getpid()}\\n".encode())
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("pair", [(signal.SIGHUP, signal.SIGTERM), (signal.SIGINT, signal.SIGTERM)], ids=["HUP", "INT"])
+def test_M1_two_signals_back_to_back(start_rallyrun: Any, script: Any, numbers: Any, marked: Any, wait_until: Any, pair: Any):
+    """M1, m9: whichever thread the kernel gives them to, the job ends; and the second means that there is no time for grace."""
+    worker = script(STUBBORN)
+    for _ in range(12):
+        job = start_rallyrun(["--standalone", "--nproc-per-node", "2", "--tee", "3", "--shutdown-timeout", "60", worker])
+        job.wait_for(lambda job=job: job.stdout.count("worker") == 2)
+        for number in pair:
+            os.kill(job.pid, number)
+        assert job.wait(20) in {128 + number for number in pair}, job.stderr
+        wait_until(lambda: not marked(), 2.0)
+
+
 # --- Ctrl-C ----------------------------------------------------------------------------------------------------------------
 
 
@@ -130,6 +154,33 @@ def test_ctrl_c_at_the_first_moment(start_command: Any, marked: Any, wait_until:
     job = start_command([sys.executable, "-c", INTERRUPTS_ITSELF, "--standalone", "--no-python", "sleep", "60"])
     assert (job.wait(10), job.stderr) == (130, "")
     wait_until(lambda: not marked(), 2.0)
+
+
+# What pip writes for a command, interrupted while it imports us.
+CONSOLE_SCRIPT = """
+import os, sys
+
+class Interrupts:
+    def find_spec(name, *_):
+        if name == "rallypoint.__main__":
+            os.kill(os.getpid(), 2)
+
+sys.meta_path.insert(0, Interrupts)
+from rallypoint.__main__ import rallyrun
+sys.exit(rallyrun())
+"""
+
+
+def test_m10_ctrl_c_while_the_console_script_imports_us(start_command: Any, script: Any):
+    """m10: what comes before our first line is Python's own; from there on there is no traceback."""
+    job = start_command([sys.executable, str(script(CONSOLE_SCRIPT, "rallyrun")), "--standalone", "--no-python", "sleep", "60"])
+    assert (job.wait(10), job.stderr) == (-signal.SIGINT, "")
+
+
+def test_m10_a_program_that_uses_us_keeps_its_ctrl_c(start_command: Any, script: Any):
+    job = start_command([sys.executable, str(script(CONSOLE_SCRIPT, "train.py")), "--standalone", "--no-python", "sleep", "60"])
+    assert job.wait(10) == -signal.SIGINT
+    assert job.stderr.endswith("KeyboardInterrupt\n")
 
 
 def test_ctrl_c_while_interpreters_start(start_rallyrun: Any, script: Any, processes: Any, marked: Any, wait_until: Any):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 
-from rallypoint.metrics import MetricData, MetricHandler
+from rallypoint.metrics import MetricData, MetricHandler, _pass_to
 from rallypoint.records import Value
 
 __all__ = ["LatestValue", "PrometheusMetricHandler"]
@@ -27,6 +27,8 @@ class LatestValue(Value):
 class PrometheusMetricHandler(MetricHandler):
     """Keeps the last value of each metric, of a bounded number of them; passes all of them on to `next_handler`."""
 
+    _never_waits = True
+
     def __init__(self, next_handler: MetricHandler | None = None) -> None:
         self._next_handler = next_handler
         self._latest: dict[tuple[str, str], LatestValue] = {}
@@ -35,7 +37,7 @@ class PrometheusMetricHandler(MetricHandler):
 
     def emit(self, metric_data: MetricData) -> None:
         if self._next_handler is not None:
-            self._next_handler.emit(metric_data)
+            _pass_to(self._next_handler, metric_data)
         group, name = str(metric_data.group_name)[:MOST_CHARACTERS], str(metric_data.name)[:MOST_CHARACTERS]
         value = _number(metric_data.value)
         with self._lock:

@@ -7,7 +7,7 @@ import signal
 
 from rallypoint.processes.log_specs import LogsDest
 from rallypoint.processes.memory_kills import MemoryKills
-from rallypoint.processes.outlets import Outlets, keep_tail
+from rallypoint.processes.outlets import Outlets
 from rallypoint.processes.warden_client import Exited
 
 TYPE_CHECKING = False
@@ -29,15 +29,16 @@ class Causes:
         """Say in advance why a worker is about to be ended; the first reason counts."""
         self._reasons.setdefault(pid, (why, ago_s))
 
-    def describe(self, ended: Exited, logs: LogsDest, outlets: Outlets) -> ProcessFailure:
-        """All that can be known of a worker that failed."""
+    def describe(self, ended: Exited, logs: LogsDest, outlets: Outlets, tail: str) -> ProcessFailure:
+        """All that can be known of a worker that failed; `tail` is the last that it wrote to stderr, unless that is in a file."""
         from rallypoint.processes.failures import ProcessFailure
 
         rank = ended.local_rank
         error_file, log_file = logs.error_files[rank], logs.stderrs.get(rank, "")
-        tail = outlets.stderr_tail(rank)
         if log_file in ("", os.devnull):
-            log_file = keep_tail(os.path.dirname(error_file), tail)
+            log_file = outlets.keep_tail(os.path.dirname(error_file), tail)
+        else:
+            tail = tail or outlets.file_tail(log_file)
         why, ago_s = self._reasons.get(ended.pid, ("", 0.0)) if ended.exitcode < 0 else ("", 0.0)
         return ProcessFailure(
             local_rank=rank,

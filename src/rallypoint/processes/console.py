@@ -1,8 +1,8 @@
 """The console, which all workers share: whole lines, and one stream at a time.
 
-Our stdout and stderr are mostly the same terminal, so there is one `ConsoleRelay` for both. It has a thread of its own,
-because writing to a console is the one wait that nobody can bound: whoever should read it may have stopped. Meanwhile the
-log files go on, until the queue in between is full; and a relay that is closed leaves such a console behind.
+Our stdout and stderr are mostly the same terminal, so there is one outbox for both, and for all groups of workers that come
+after each other. Its thread is the one that waits for a console that nobody reads. Meanwhile the log files go on, until there is
+too much in between; and a group that has ended leaves its last lines there, to be shown if the console takes them in time.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ from __future__ import annotations
 import io
 import sys
 import threading
-from collections import deque
+import time
 from collections.abc import Callable
 
 from rallypoint import report
+from rallypoint.outbox import Outbox
 from rallypoint.processes.line_relay import InterruptFilter, LinePrefixer
 from rallypoint.processes.log_file import enlarge_pipe, write_all
 from rallypoint.processes.log_specs import Std
@@ -23,10 +24,14 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import TextIO
 
-__all__ = ["Console", "ConsoleRelay", "Speaker", "console_writer"]
+__all__ = ["Console", "ConsoleRelay", "Speaker", "console_writer", "is_stuck"]
 
 Console = Callable[[bytes], None]
-MAX_QUEUED_BYTES = 2 << 20
+MAX_QUEUED_BYTES = 2 << 20  # of one group of workers, while it runs
+MAX_LEFT_BYTES = 16 << 20  # of all groups that have ended
+MOST_ITEMS = 1 << 20
+STUCK_AFTER_S = 1.0  # in one write; then nobody who has to act waits for it any more
+LOOK_S = 0.05
 
 
 class Speaker:
@@ -41,21 +46,39 @@ class Speaker:
 
 
 class _Said(Value):
+    relay: ConsoleRelay
     speaker: Speaker
     lines: bytes
     is_last: bool
 
 
+_outbox = Outbox(lambda said: said.relay.show(said), most_items=MOST_ITEMS, is_for_people=True, is_foreign=True)
+
+
+class _Backlog:
+    """How much is to be shown, of all groups together; roughly, as several threads count."""
+
+    bytes = 0
+
+
+_backlog = _Backlog()
+
+
+def is_stuck() -> bool:
+    """Whether the console takes nothing at present, as far as that can be known."""
+    return _outbox.busy_s() > STUCK_AFTER_S
+
+
 class ConsoleRelay:
-    """Shows the lines of many speakers, in the order in which they were put."""
+    """Shows the lines of the speakers of one group of workers, in the order in which they were put."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._queue: deque[_Said] = deque()
         self._queued_bytes = 0
-        self._thread: threading.Thread | None = None
-        self._is_closing = False
-        self._is_silent = False
+        self._queued_items = 0
+        self._has_spoken = False
+        self._is_hasty = False
+        self._lost_bytes = 0
         self._inside_line: Speaker | None = None  # whose last line was too long to wait for its end
         self._failed = Std.NONE
         self.hides_interrupts = False
@@ -63,49 +86,53 @@ class ConsoleRelay:
     def put(self, speaker: Speaker, lines: bytes, is_last: bool = False) -> None:
         """Show these whole lines soon; the last ones need not be whole. Waits while too much is waiting already."""
         with self._changed:
-            while self._queued_bytes > MAX_QUEUED_BYTES and not self._is_silent:
+            while self._queued_bytes > MAX_QUEUED_BYTES and not self._is_hasty:
                 self._changed.wait()
-            if self._is_silent:
+            if self._is_hasty and _backlog.bytes > MAX_LEFT_BYTES:
+                self._lost_bytes += len(lines)
                 return
-            if self._thread is None and not lines:  # many a run has nothing to show, and needs no thread
+            if not (self._has_spoken or lines):  # many a run has nothing to show, and needs no thread
                 speaker.has_ended.set()
                 return
-            self._queue.append(_Said(speaker, lines, is_last))
+            self._has_spoken = True
             self._queued_bytes += len(lines)
-            self._changed.notify_all()
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="rallypoint-console", daemon=True)
-                self._thread.start()
+            self._queued_items += 1
+            _backlog.bytes += len(lines)
+        _outbox.put(_Said(self, speaker, lines, is_last), may_wait=False)
 
-    def close(self, timeout_s: float) -> bool:
-        """Give the console this time to take what is left; says whether it did. Nothing that comes later is shown."""
+    def hurry(self) -> None:
+        """Make nobody wait for room any more: what comes now is the last."""
         with self._changed:
-            self._is_closing = True
+            self._is_hasty = True
             self._changed.notify_all()
-        if self._thread is not None:
-            self._thread.join(timeout_s)
-        with self._changed:
-            self._is_silent = True
-            self._changed.notify_all()
-        return self._thread is None or not self._thread.is_alive()
 
-    def _run(self) -> None:
-        while batch := self._take_all():
-            for said in batch:
-                self._show(said.speaker, self._worth_showing(said.speaker, said.lines, said.is_last), said.is_last)
-                if said.is_last:
-                    said.speaker.has_ended.set()
-
-    def _take_all(self) -> list[_Said]:
-        """Everything that waits, and nothing only at the end."""
+    def wait_shown(self, timeout_s: float) -> bool:
+        """Give the console this time to take what it was given, and none if it takes nothing; says whether it did."""
+        deadline = time.monotonic() + timeout_s
         with self._changed:
-            while not (self._queue or self._is_closing):
-                self._changed.wait()
-            batch = list(self._queue)
-            self._queue.clear()
-            self._queued_bytes = 0
-            self._changed.notify_all()
-            return batch
+            while self._queued_items:
+                left_s = deadline - time.monotonic()
+                if left_s <= 0 or is_stuck():
+                    return False
+                self._changed.wait(min(left_s, LOOK_S))
+        return True
+
+    def show(self, said: _Said) -> None:
+        """Done by the thread of the outbox."""
+        try:
+            self._show(said.speaker, self._worth_showing(said.speaker, said.lines, said.is_last), said.is_last)
+        finally:
+            if said.is_last:
+                said.speaker.has_ended.set()
+            with self._changed:
+                self._queued_bytes -= len(said.lines)
+                self._queued_items -= 1
+                _backlog.bytes -= len(said.lines)
+                lost_bytes = 0 if self._queued_items else self._lost_bytes
+                self._lost_bytes -= lost_bytes
+                self._changed.notify_all()
+            if lost_bytes:
+                report.warn(f"{lost_bytes} bytes of the workers' output were not shown here: they were not taken in time")
 
     def _worth_showing(self, speaker: Speaker, lines: bytes, is_last: bool) -> bytes:
         if self.hides_interrupts and speaker.stream == Std.ERR:
@@ -125,7 +152,7 @@ class ConsoleRelay:
         self._write(speaker, text)
 
     def _write(self, speaker: Speaker, text: bytes) -> None:
-        if self._is_silent or speaker.write is None:
+        if speaker.write is None:
             return
         try:
             speaker.write(text)

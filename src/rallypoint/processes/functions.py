@@ -18,6 +18,7 @@ from typing import Any
 
 from rallypoint import defaults
 from rallypoint.errors import UsageError
+from rallypoint.outbox import Deputy
 from rallypoint.processes import function_worker
 from rallypoint.processes.log_specs import LogsSpecs
 from rallypoint.processes.parcels import Parcel, pack
@@ -27,6 +28,7 @@ from rallypoint.processes.warden_client import Launch, WardenClient
 __all__ = ["MultiprocessContext"]
 
 START_METHODS = ("spawn", "fork", "forkserver")
+FLUSH_TIMEOUT_S = 1.0
 _BOOTSTRAP = (
     "import marshal,os,sys; parcel=os.fdopen({parcel},'rb'); sys.path[:]=marshal.load(parcel); "
     "from rallypoint.processes import function_worker; function_worker.{role}(parcel,{argument})"
@@ -111,15 +113,27 @@ def _python_command(parcel: Parcel, role: str, argument: object) -> tuple[str, .
 def _fork_warden(fn: Callable[..., Any], args: dict[int, tuple[Any, ...]]) -> WardenClient:
     ours, theirs = _socket.socketpair()
     agent_pid = os.getpid()
-    for stream in (sys.stdout, sys.stderr):  # what is buffered is to be written once, not by every copy
-        if stream is not None:
-            stream.flush()
+    _flush_streams()
     pid = os.fork()
     if pid == 0:
         ours.close()
         function_worker.serve_forked(theirs, agent_pid, fn, args)
     theirs.close()
     return WardenClient(ours, pid)
+
+
+def _flush_streams() -> None:
+    """What is buffered is to be written once, not by every copy; but a console that takes nothing does not keep us."""
+
+    def flush() -> None:
+        for stream in (sys.stdout, sys.stderr):
+            if stream is not None:
+                stream.flush()
+
+    try:
+        Deputy().do(flush, FLUSH_TIMEOUT_S)
+    except TimeoutError:
+        return
 
 
 def _spawn_server(parcel: Parcel) -> WardenClient:

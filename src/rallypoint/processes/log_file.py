@@ -11,6 +11,7 @@ import select
 import stat
 
 from rallypoint import report
+from rallypoint.processes.log_specs import LogFolder, open_log
 
 __all__ = ["PIPE_BYTES", "LogFile", "enlarge_pipe", "pipe_size", "write_all"]
 
@@ -20,14 +21,19 @@ PIPE_BYTES = 1 << 20
 class LogFile:
     """Appends to one file. With a size cap the file becomes ``<name>.1`` when it is full, in place of the one before it."""
 
-    def __init__(self, path: str, max_bytes: int | None = None) -> None:
+    def __init__(self, path: str, max_bytes: int | None = None, folder: LogFolder | None = None) -> None:
         self._path = path
+        self._folder = folder
         self._max_bytes = max_bytes
         self._is_capped = False
         self._fd = -1
         self._size = 0
+        self._has_failed = False
 
     def open(self) -> LogFile:
+        """Once; later calls change nothing."""
+        if self._fd >= 0 or self._has_failed:
+            return self
         try:
             self._open()
         except OSError as error:
@@ -48,7 +54,7 @@ class LogFile:
             self._fd = -1
 
     def _open(self) -> None:
-        self._fd = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        self._fd = open_log(self._folder, self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         status = os.fstat(self._fd)
         self._size = status.st_size
         # Only a real file can be put aside: renaming a device would take it away from everybody.
@@ -69,18 +75,29 @@ class LogFile:
             write_all(self._fd, block[:cut])
             block = block[cut:]
             self.close()
-            os.replace(self._path, f"{self._path}.1")
+            self._put_aside()
             self._open()
         return block
 
+    def _put_aside(self) -> None:
+        if self._folder is None or not self._folder.holds(self._path):
+            os.replace(self._path, f"{self._path}.1")
+            return
+        fd, name = self._folder.open_parent_of(self._path), os.path.basename(self._path)
+        try:
+            os.replace(name, f"{name}.1", src_dir_fd=fd, dst_dir_fd=fd)
+        finally:
+            os.close(fd)
+
     def _give_up(self, error: OSError) -> None:
         self.close()
+        self._has_failed = True
         report.warn(
             f"{self._path} cannot be written: {error.strerror}. The workers go on, but this file gets no more of their output."
         )
 
 
-def write_all(fd: int, block: bytes) -> None:
+def write_all(fd: int, block: bytes | memoryview) -> None:
     """Write everything, also to a descriptor that somebody else has made non-blocking."""
     left = memoryview(block)
     while left:

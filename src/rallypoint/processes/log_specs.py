@@ -9,6 +9,10 @@ what explains a failure is written before the restart, and must still be there a
 
 Nothing is made before ``reify``. Without a log folder a private temporary one is used, which goes away again with
 ``discard_if_empty`` when nothing was logged but the events of the run itself.
+
+Logs serve the job and never end it. A folder that is bad from the beginning is bad input. One that is removed, full or hung
+later is told of, and the next group of workers runs without logs. And what another user puts in the place of the run's folder, or
+of a file in it, is not written to: every file is opened below the folder that we made, and through no link.
 """
 
 from __future__ import annotations
@@ -19,13 +23,31 @@ import stat
 from abc import ABC, abstractmethod
 from enum import IntFlag
 
-from rallypoint import defaults
+from rallypoint import defaults, report
 from rallypoint.errors import NotAFolderError, UsageError
-from rallypoint.records import Record, field
+from rallypoint.outbox import Deputy
+from rallypoint.processes.signals import inbox
+from rallypoint.records import Record, Value, field
 
-__all__ = ["DefaultLogsSpecs", "LogsDest", "LogsSpecs", "Std", "check_log_dir", "to_map"]
+__all__ = [
+    "DefaultLogsSpecs",
+    "LogFolder",
+    "LogsDest",
+    "LogsSpecs",
+    "Std",
+    "check_log_dir",
+    "file_clerk",
+    "open_log",
+    "to_map",
+]
 
 INHERITED = ""  # the path that stands for "the launcher's own stream"
+FOLDERS_TIMEOUT_S = 5.0  # for the folders of one group of workers
+NOBODY = 65534  # whom a file server takes root for
+_FOREIGN = "it belongs to {owner}, who could make root write elsewhere"
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+
+file_clerk = Deputy()  # does for all of this process what has to be done with files of logs before one can go on
 
 
 class Std(IntFlag):
@@ -70,6 +92,55 @@ def to_map(val_or_map: Std | dict[int, Std], local_world_size: int) -> dict[int,
     if isinstance(val_or_map, Std):
         return dict.fromkeys(range(local_world_size), val_or_map)
     return {rank: val_or_map.get(rank, Std.NONE) for rank in range(local_world_size)}
+
+
+class LogFolder(Value):
+    """The folder of a run, as it was when we made it."""
+
+    path: str
+    device: int
+    inode: int
+
+    def open(self) -> int:
+        """A descriptor of it; OSError if something else is in its place."""
+        fd = os.open(self.path, _FOLDER | os.O_NOFOLLOW)
+        status = os.fstat(fd)
+        if (status.st_dev, status.st_ino) != (self.device, self.inode):
+            os.close(fd)
+            raise OSError(errno.ESTALE, "it is not the folder that was made for this run", self.path)
+        return fd
+
+    def open_parent_of(self, path: str) -> int:
+        """A descriptor of the folder that this path is in, which is below the run's."""
+        fd = self.open()
+        try:
+            for name in os.path.relpath(os.path.dirname(path), self.path).split(os.sep):
+                fd = _step_into(fd, name)
+        except OSError:
+            os.close(fd)
+            raise
+        return fd
+
+    def holds(self, path: str) -> bool:
+        return path.startswith(self.path + os.sep) and os.pardir not in path.split(os.sep)
+
+
+def _step_into(fd: int, name: str) -> int:
+    """A descriptor of a folder in that one, which is closed."""
+    inner = os.open(name, _FOLDER | os.O_NOFOLLOW, dir_fd=fd)
+    os.close(fd)
+    return inner
+
+
+def open_log(folder: LogFolder | None, path: str, flags: int, mode: int = 0o666) -> int:
+    """Open a file; below the run's folder through no link, whoever may have put it there."""
+    if folder is None or not folder.holds(path):
+        return os.open(path, flags | os.O_CLOEXEC, mode)
+    fd = folder.open_parent_of(path)
+    try:
+        return os.open(os.path.basename(path), flags | os.O_CLOEXEC | os.O_NOFOLLOW, mode, dir_fd=fd)
+    finally:
+        os.close(fd)
 
 
 class LogsDest(Record):
@@ -123,9 +194,11 @@ class DefaultLogsSpecs(LogsSpecs):
     ) -> None:
         self._is_temporary = not log_dir
         super().__init__(log_dir or _temporary_path(), redirects, tee, local_ranks_filter)
-        self._run_log_dir = ""
+        self._run_folder: LogFolder | None = None
         self._attempt_dir = ""
         self._last_attempt = -1
+        self._has_worked = False
+        self._is_troubled = False
 
     def __repr__(self) -> str:
         return (
@@ -136,7 +209,12 @@ class DefaultLogsSpecs(LogsSpecs):
     @property
     def run_log_dir(self) -> str:
         """This run's own folder, to be shown to the user; empty before the first ``reify``."""
-        return self._run_log_dir
+        return self._run_folder.path if self._run_folder else ""
+
+    @property
+    def run_folder(self) -> LogFolder | None:
+        """The same, for who opens files in it."""
+        return self._run_folder
 
     @property
     def is_temporary(self) -> bool:
@@ -156,15 +234,8 @@ class DefaultLogsSpecs(LogsSpecs):
     def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
         """Make one new attempt folder with one for each worker, name all files in it, and tell workers of their error file."""
         env = next(iter(envs.values()), {})
-        restart_count = int(env.get(defaults.ENV_RESTART_COUNT, "0"))
-        try:
-            attempt_dir = self._make_attempt_folder(env.get(defaults.ENV_RUN_ID, defaults.RUN_ID_CLI), restart_count)
-            for rank in envs if attempt_dir else ():
-                os.mkdir(os.path.join(attempt_dir, str(rank)))
-        except OSError as error:
-            culprit = defaults.ENV_TMPDIR if self._is_temporary else "--log-dir"
-            raise _log_dir_error(self.root_log_dir, str(error), culprit) from error
-        self._attempt_dir = attempt_dir
+        run_id, restart_count = env.get(defaults.ENV_RUN_ID, defaults.RUN_ID_CLI), int(env.get(defaults.ENV_RESTART_COUNT, "0"))
+        attempt_dir = self._attempt_dir = self._try_to_make_folders(run_id, restart_count, sorted(envs))
         dest = self._destinations(sorted(envs), attempt_dir)
         for rank in envs if attempt_dir else ():
             envs[rank][defaults.ENV_ERROR_FILE] = dest.error_files[rank]
@@ -172,34 +243,60 @@ class DefaultLogsSpecs(LogsSpecs):
 
     def discard_if_empty(self) -> bool:
         """Remove the temporary folder when no worker has left anything in it; says whether it is gone."""
-        if not (self._is_temporary and self._run_log_dir and _holds_nothing(self.root_log_dir)):
-            return False
         try:
+            if not (self._is_temporary and self._run_folder and _holds_nothing(self.root_log_dir)):
+                return False
             _remove_empty_tree(self.root_log_dir)
         except OSError:  # somebody else keeps something there, so it stays
             return False
         self._root_log_dir = _temporary_path()
-        self._run_log_dir = self._attempt_dir = ""
+        self._run_folder = None
+        self._attempt_dir = ""
         self._last_attempt = -1
         return True
 
-    def _make_attempt_folder(self, run_id: str, restart_count: int) -> str:
-        """The first number that is free: an earlier attempt's folder is never used again."""
+    def _try_to_make_folders(self, run_id: str, restart_count: int, ranks: list[int]) -> str:
+        """The folder of a new attempt; empty where none is wanted, or none can be had any more."""
         if self.root_log_dir == os.devnull:
             return ""
-        self.make_run_folder(run_id)
-        while True:
-            self._last_attempt = max(restart_count, self._last_attempt + 1)
-            path = os.path.join(self._run_log_dir, f"attempt_{self._last_attempt}")
-            if _make_folder(path):
-                return path
+        try:
+            path = file_clerk.do(lambda: self._make_folders(run_id, restart_count, ranks), FOLDERS_TIMEOUT_S, inbox.raise_pending)
+        except OSError as error:
+            if not self._has_worked:
+                culprit = defaults.ENV_TMPDIR if self._is_temporary else "--log-dir"
+                raise _log_dir_error(self.root_log_dir, error.strerror or str(error), culprit) from error
+            if not self._is_troubled:
+                report.warn(f"the workers run without log files, as none can be made in {self.run_log_dir}: {error.strerror}")
+            self._is_troubled = True
+            return ""
+        if self._is_troubled:
+            report.info(f"log files are kept again, in {path}")
+        self._has_worked, self._is_troubled = True, False
+        return path
 
-    def make_run_folder(self, run_id: str) -> None:
-        """Make this run's own folder, unless it is there already."""
-        if not self._run_log_dir and self.root_log_dir != os.devnull:
+    def _make_folders(self, run_id: str, restart_count: int, ranks: list[int]) -> str:
+        """The first number that is free: an earlier attempt's folder is never used again."""
+        folder = self.make_run_folder(run_id)
+        fd = folder.open()
+        try:
+            while True:
+                self._last_attempt = max(restart_count, self._last_attempt + 1)
+                name = f"attempt_{self._last_attempt}"
+                if _make_folder(name, dir_fd=fd):
+                    break
+            fd = _step_into(fd, name)
+            for rank in ranks:
+                os.mkdir(str(rank), dir_fd=fd)
+        finally:
+            os.close(fd)
+        return os.path.join(folder.path, name)
+
+    def make_run_folder(self, run_id: str) -> LogFolder:
+        """This run's own folder, which is made if there is none yet."""
+        if self._run_folder is None:
             self._make_root()
-            stem = os.path.join(os.path.abspath(self.root_log_dir), _as_file_name(run_id))
-            self._run_log_dir = _make_new_folder(f"{stem}_")
+            self._run_folder = _make_run_folder(os.path.abspath(self.root_log_dir), _as_file_name(run_id))
+        return self._run_folder
 
     def _make_root(self) -> None:
         if not self._is_temporary:
@@ -241,6 +338,9 @@ def check_log_dir(log_dir: str | None) -> None:
         nearest = os.path.dirname(nearest)
     if not os.path.isdir(nearest):
         raise _log_dir_error(log_dir, f"{nearest} is not a folder")
+    owner = _foreign_owner(os.stat(nearest))
+    if owner:
+        raise _log_dir_error(log_dir, _FOREIGN.format(owner=owner))
     if not os.access(nearest, os.W_OK | os.X_OK):
         reason = errno.EROFS if os.statvfs(nearest).f_flag & os.ST_RDONLY else errno.EACCES
         raise _log_dir_error(log_dir, f"{os.strerror(reason)} in {nearest}")
@@ -262,20 +362,48 @@ def _as_file_name(run_id: str) -> str:
     return printable.encode()[:200].decode(errors="ignore")
 
 
-def _make_folder(path: str, mode: int = 0o777) -> bool:
+def _make_folder(path: str, mode: int = 0o777, dir_fd: int | None = None) -> bool:
     """False when it was there already, so that two runs can never share a folder."""
     try:
-        os.mkdir(path, mode)
+        os.mkdir(path, mode, dir_fd=dir_fd)
     except FileExistsError:
         return False
     return True
 
 
-def _make_new_folder(stem: str) -> str:
-    while True:
-        path = stem + os.urandom(4).hex()
-        if _make_folder(path):
-            return path
+def _make_run_folder(root: str, stem: str) -> LogFolder:
+    root_fd = os.open(root, _FOLDER)
+    try:
+        owner = _foreign_owner(os.fstat(root_fd))
+        if owner:
+            raise PermissionError(errno.EPERM, _FOREIGN.format(owner=owner))
+        while True:
+            name = f"{stem}_{os.urandom(4).hex()}"
+            if _make_folder(name, dir_fd=root_fd):
+                break
+        root_fd = _step_into(root_fd, name)
+        status = os.fstat(root_fd)
+    finally:
+        os.close(root_fd)
+    path = os.path.join(root, name)
+    if status.st_uid not in (os.geteuid(), NOBODY):
+        raise OSError(errno.ESTALE, "somebody has put another folder in the place of the one that was made", path)
+    return LogFolder(path, status.st_dev, status.st_ino)
+
+
+def _foreign_owner(status: os.stat_result) -> str:
+    """The other user of this machine to whom the folder belongs, if we are root; it is for root that this matters.
+
+    Whoever has no account here, as the owner of what is mounted into a container, can swap nothing here either.
+    """
+    if os.geteuid() != 0 or status.st_uid in (0, NOBODY):
+        return ""
+    import pwd
+
+    try:
+        return pwd.getpwuid(status.st_uid).pw_name
+    except KeyError:
+        return ""
 
 
 def _holds_nothing(root: str) -> bool:

@@ -11,14 +11,17 @@ import os
 import time
 
 from rallypoint import defaults, report
-from rallypoint.processes.log_specs import LogsDest, Std
+from rallypoint.processes.log_specs import FOLDERS_TIMEOUT_S, LogFolder, LogsDest, Std, file_clerk, open_log
+from rallypoint.processes.signals import inbox
 from rallypoint.records import Value
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from rallypoint.processes.streams import Route, StreamPump
 
-__all__ = ["Outlets", "keep_tail"]
+__all__ = ["Outlets"]
+
+_APPENDING = os.O_WRONLY | os.O_CREAT | os.O_APPEND
 
 
 class _Wish(Value):
@@ -35,28 +38,52 @@ class _Wish(Value):
 class Outlets:
     """The ends of all streams of one group of workers."""
 
-    def __init__(self, logs: LogsDest, log_max_bytes: int | None = None) -> None:
+    def __init__(self, logs: LogsDest, log_max_bytes: int | None = None, folder: LogFolder | None = None) -> None:
         self._logs = logs
         self._log_max_bytes = log_max_bytes
+        self._folder = folder
+        self._files: dict[str, int] = {}  # those that workers write to themselves
         self._pump: StreamPump | None = None
         self._workers_ends: list[int] = []
         self._awaited: set[int] = set()
         self._our_ends: list[tuple[int, _Wish]] = []
 
+    def open_files(self) -> None:
+        """Open what workers write to themselves. Should that fail, or hang, their output goes nowhere, and they run."""
+        streams = [(Std.OUT, self._logs.stdouts), (Std.ERR, self._logs.stderrs)]
+        paths = [file for stream, files in streams for rank, file in files.items() if self._is_the_workers_own(rank, stream)]
+        if not paths:
+            return
+        try:
+            self._files = file_clerk.do(
+                lambda: _open_all(self._folder, paths), FOLDERS_TIMEOUT_S, inbox.raise_pending, discard=_close_all
+            )
+        except OSError as error:
+            report.warn(f"what workers write is lost, as {error.filename or paths[0]} cannot be opened: {error.strerror}")
+            self._files = {path: os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC) for path in paths}
+
     def open(self, local_rank: int, stream: Std, prefix: str, filters: tuple[str, ...]) -> int:
         """The file descriptor that the worker is to find as this stream."""
-        is_out = stream == Std.OUT
-        file = (self._logs.stdouts if is_out else self._logs.stderrs).get(local_rank, "")
-        is_tee = local_rank in (self._logs.tee_stdouts if is_out else self._logs.tee_stderrs)
-        if is_out and not file:
+        file, is_tee = self._destination(local_rank, stream)
+        if stream == Std.OUT and not file:
             return int(stream)
-        if file and not is_tee and not self._must_pass_the_pump(stream, file):
-            end = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-        else:
-            our_end, end = os.pipe()
-            self._our_ends.append((our_end, _Wish(local_rank, stream, file, is_tee, prefix, filters)))
+        if self._is_the_workers_own(local_rank, stream):
+            return self._files[file]
+        our_end, end = os.pipe()
+        self._our_ends.append((our_end, _Wish(local_rank, stream, file, is_tee, prefix, filters)))
         self._workers_ends.append(end)
         return end
+
+    def _destination(self, local_rank: int, stream: Std) -> tuple[str, bool]:
+        """The file, if there is one, and whether the console shows it as well."""
+        if stream == Std.OUT:
+            return self._logs.stdouts.get(local_rank, ""), local_rank in self._logs.tee_stdouts
+        return self._logs.stderrs.get(local_rank, ""), local_rank in self._logs.tee_stderrs
+
+    def _is_the_workers_own(self, local_rank: int, stream: Std) -> bool:
+        """Whether the worker writes to the file itself."""
+        file, is_tee = self._destination(local_rank, stream)
+        return bool(file) and not is_tee and not self._must_pass_the_pump(stream, file)
 
     def _must_pass_the_pump(self, stream: Std, file: str) -> bool:
         """A file with a size cap, and stderr that nobody keeps: its tail would be lost."""
@@ -67,7 +94,7 @@ class Outlets:
         from rallypoint.processes.streams import StreamPump
 
         self._close_workers_ends()
-        self._pump = StreamPump(defaults.STDERR_TAIL_BYTES, self._log_max_bytes)
+        self._pump = StreamPump(defaults.STDERR_TAIL_BYTES, self._log_max_bytes, self._folder)
         for end, wish in self._our_ends:
             self._pump.attach(self._route(wish), end)
         self._our_ends.clear()
@@ -101,13 +128,33 @@ class Outlets:
             self._pump.wait_drained(rank, max(0.0, deadline - time.monotonic()))
 
     def stderr_tail(self, local_rank: int) -> str:
-        """The last lines that an ended worker wrote to stderr, from the pump or from its file."""
-        file = self._logs.stderrs.get(local_rank, "")
-        tail = ""
-        if self._pump is not None:
-            self._pump.wait_drained(local_rank, timeout_s=1.0)
-            tail = self._pump.tail(local_rank, Std.ERR)
-        return tail or ("" if file == os.devnull else _file_tail(file))
+        """The last lines that an ended worker wrote to stderr, as far as they have passed here."""
+        if self._pump is None:
+            return ""
+        self._pump.wait_carried(local_rank, timeout_s=1.0)
+        return self._pump.tail(local_rank, Std.ERR)
+
+    def keep_tail(self, folder: str, tail: str) -> str:
+        """Write the last lines of a failed worker without a log beside its error file; the path of that, or nothing."""
+        if not tail or not folder:
+            return ""
+        path = os.path.join(folder, "stderr_tail.log")
+        try:
+            with open(open_log(self._folder, path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "w", encoding="utf-8") as file:
+                file.write(tail)
+        except OSError as error:
+            report.warn(f"the last lines of stderr could not be kept in {path}: {error.strerror}")
+            return ""
+        return path
+
+    def file_tail(self, file: str) -> str:
+        """The last lines of a log file."""
+        try:
+            with open(open_log(self._folder, file, os.O_RDONLY), "rb") as log:
+                log.seek(max(0, os.fstat(log.fileno()).st_size - defaults.STDERR_TAIL_BYTES))
+                return log.read().decode(errors="replace")
+        except OSError:  # it was deleted; the summary does without
+            return ""
 
     def quiet_interrupts(self) -> None:
         if self._pump is not None:
@@ -125,28 +172,22 @@ class Outlets:
         for end in self._workers_ends:
             os.close(end)
         self._workers_ends.clear()
+        _close_all(self._files)
+        self._files = {}
 
 
-def keep_tail(folder: str, tail: str) -> str:
-    """Write the last lines of a failed worker beside its error file, for there is no log of it; the file's path, or nothing."""
-    if not tail or not folder:
-        return ""
-    path = os.path.join(folder, "stderr_tail.log")
+def _open_all(folder: LogFolder | None, paths: list[str]) -> dict[str, int]:
+    opened: dict[str, int] = {}
     try:
-        with open(path, "w", encoding="utf-8") as file:
-            file.write(tail)
-    except OSError as error:
-        report.warn(f"the last lines of stderr could not be kept in {path}: {error}")
-        return ""
-    return path
+        for path in paths:
+            if path not in opened:
+                opened[path] = open_log(folder, path, _APPENDING, 0o644)
+    except OSError:
+        _close_all(opened)
+        raise
+    return opened
 
 
-def _file_tail(file: str) -> str:
-    if not file:
-        return ""
-    try:
-        with open(file, "rb") as log:
-            log.seek(max(0, os.fstat(log.fileno()).st_size - defaults.STDERR_TAIL_BYTES))
-            return log.read().decode(errors="replace")
-    except OSError:  # it was deleted; the summary does without
-        return ""
+def _close_all(opened: dict[str, int]) -> None:
+    for fd in opened.values():
+        os.close(fd)

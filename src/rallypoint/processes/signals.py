@@ -1,11 +1,14 @@
-"""Signals that ask the launcher to stop: handlers only enqueue, the loop that waits raises.
+"""Signals that ask the launcher to stop: they are enqueued the instant they come, and the loop that waits raises.
 
-A handler that raises makes every line of the program one that may throw. Ours write the signal's number into a pipe, which the
-agent's loop polls beside its workers. A signal that was ignored when we started (``nohup``) stays ignored. The
-one exception is a call into code that is not ours and may block for long: around such a call, `interrupting()` lets the
-handler raise, for nothing else could end it.
+A handler that raises makes every line of the program one that may throw. And a handler in Python runs only once the main thread
+is back in Python, which it is not while it sleeps in ``poll`` and the kernel has given the signal to another thread. So what
+counts is not that our handlers run but the byte that the interpreter writes to its *wakeup descriptor*, in whichever thread:
+that is the pipe which the agent's loop polls beside its workers. A signal that was ignored when we started (``nohup``) stays
+ignored. The one exception is a call into code that is not ours and may block for long: around such a call, `interrupting()` lets
+the handler raise, for nothing else could end it.
 
-Handlers are a property of the process, and so is this inbox: whoever watches inside another watcher shares it.
+Handlers are a property of the process, and so is this inbox: whoever watches inside another watcher shares it. Signals that are
+not ours are passed on to whoever had the wakeup descriptor before.
 """
 
 from __future__ import annotations
@@ -38,11 +41,12 @@ class SignalInbox:
 
     def __init__(self) -> None:
         self._watchers = 0
-        self._old_handlers: dict[signal.Signals, object] = {}
+        self._old_handlers: dict[int, object] = {}
+        self._old_wakeup_fd = -1
         self._pipe: tuple[int, int] | None = None
         self._may_raise = False
         self._pending: list[signal.Signals] = []
-        self.received = 0  # since the first watcher began; the second signal is one of impatience
+        self.received = 0  # since the first watcher began, of those seen; the second signal is one of impatience
 
     @contextmanager
     def watch(self, names: str) -> Iterator[SignalInbox]:
@@ -64,6 +68,7 @@ class SignalInbox:
         self._pipe = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._pending.clear()
         self.received = 0
+        self._old_wakeup_fd = signal.set_wakeup_fd(self._pipe[1], warn_on_full_buffer=False)
         for number in parse_signal_names(names):
             if signal.getsignal(number) is not signal.SIG_IGN:
                 self._old_handlers[number] = signal.signal(number, self._handle)
@@ -74,13 +79,21 @@ class SignalInbox:
         self._watchers -= 1
         if self._watchers or self._pipe is None:
             return None
+        self._restore()
         left = self.take()
-        self._uninstall()
+        self._close()
         return left
 
-    def _uninstall(self) -> None:
+    def _restore(self) -> None:
+        """Give handlers and wakeup descriptor back to those who had them; what came before is in the pipe."""
+        ours = self._pipe[1] if self._pipe else -1
         for number, old in self._old_handlers.items():
             signal.signal(number, old)  # type: ignore[arg-type]  # it is what signal.signal() gave us
+        current = signal.set_wakeup_fd(self._old_wakeup_fd)
+        if current != ours:  # somebody has taken it meanwhile, and has still to give it back
+            signal.set_wakeup_fd(current)
+
+    def _close(self) -> None:
         self._old_handlers.clear()
         for fd in self._pipe or ():
             os.close(fd)
@@ -88,16 +101,27 @@ class SignalInbox:
 
     def forget(self) -> None:
         """In a fork of this process: what is sent to it is not for us, and must not be swallowed either."""
-        self._uninstall()
+        if self._pipe is not None:
+            self._restore()
+            self._close()
         self._watchers = 0
         self._may_raise = False
 
     def _handle(self, number: int, _frame: FrameType | None) -> None:
-        self.received += 1
-        if self._may_raise:
-            raise SignalException(f"received {signal.Signals(number).name}", signal.Signals(number))
-        if self._pipe is not None:
+        """The byte is in the pipe already, unless somebody has taken the wakeup descriptor from us."""
+        if self._pipe is None:
+            return
+        current = signal.set_wakeup_fd(self._pipe[1], warn_on_full_buffer=False)
+        if current != self._pipe[1]:
+            signal.set_wakeup_fd(current)
             os.write(self._pipe[1], bytes([number]))
+        self._raise_if_wanted()
+
+    def _raise_if_wanted(self) -> None:
+        """Once: what is cleaned up behind the call that was interrupted is not to be interrupted in turn."""
+        if self._may_raise and (number := self.take()) is not None:
+            self._may_raise = False
+            raise SignalException(f"received {number.name}", number)
 
     def fileno(self) -> int | None:
         """Readable when a signal has come; None where none can come."""
@@ -108,11 +132,21 @@ class SignalInbox:
         if self._pipe is None:
             return []
         try:
-            new = [signal.Signals(number) for number in os.read(self._pipe[0], 4096)]
+            numbers = os.read(self._pipe[0], 4096)
         except BlockingIOError:
             return []
+        new = [signal.Signals(number) for number in numbers if number in self._old_handlers]
+        self._pass_on(bytes(number for number in numbers if number not in self._old_handlers))
         self._pending += new
+        self.received += len(new)
         return new
+
+    def _pass_on(self, numbers: bytes) -> None:
+        if numbers and self._old_wakeup_fd >= 0:
+            try:
+                os.write(self._old_wakeup_fd, numbers)
+            except OSError:  # it is full, or closed: the interpreter would not have told anybody either
+                return
 
     def take(self) -> signal.Signals | None:
         """The oldest signal not yet taken."""
@@ -129,11 +163,10 @@ class SignalInbox:
         """Around a call into foreign code that may block: a signal is raised right there."""
         from rallypoint.processes.nudge import nudging
 
-        handled = self.received
-        with nudging(lambda: self.received > handled, self._old_handlers.__contains__):
+        with nudging(self.fileno(), self._raise_if_wanted):
+            self.raise_pending()
             self._may_raise = True
             try:
-                self.raise_pending()
                 yield
             finally:
                 self._may_raise = False

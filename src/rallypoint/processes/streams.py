@@ -2,7 +2,8 @@
 
 One thread for all workers, because then no two lines can mix, and because it sleeps in one ``poll`` until there is
 something to carry: no interval, no wake-up without a reason. A block goes to its log file as it comes, byte for byte; its
-whole lines go on to the console, which has a thread of its own.
+whole lines go on to the console, which has a thread of its own. The files are opened by this thread too: if their disk hangs, so
+does it, and whoever stops the workers leaves it behind.
 
 The methods are for one caller; nothing that the thread uses is changed by it, except by queues. Of the pipe that wakes
 the thread the caller owns one end and the thread the other, so that neither can meet a descriptor which is already gone.
@@ -17,16 +18,18 @@ import time
 from collections import deque
 
 from rallypoint.errors import UsageError
-from rallypoint.processes.console import Console, ConsoleRelay, Speaker, console_writer
+from rallypoint.processes.console import Console, ConsoleRelay, Speaker, console_writer, is_stuck
 from rallypoint.processes.line_relay import LineCutter, matching_lines
 from rallypoint.processes.log_file import PIPE_BYTES, LogFile, enlarge_pipe, pipe_size
-from rallypoint.processes.log_specs import Std
+from rallypoint.processes.log_specs import LogFolder, Std
 from rallypoint.records import Value
 
 __all__ = ["Route", "StreamPump", "console_writer"]
 
 READ_BYTES = 512 * 1024
 LAST_BLOCKS_TIMEOUT_S = 1.0  # for log files, when the console has used up its time
+STUCK_AFTER_S = 1.0  # in one write to a log file
+LOOK_S = 0.05
 
 
 class Route(Value):
@@ -51,7 +54,8 @@ class _Stream:
         self.filtered = filtered
         self.prefix = os.fsencode(route.prefix)  # as it came from the command line, which need not be valid text
         self.needles = tuple(os.fsencode(needle) for needle in route.filters)
-        self.drained = threading.Event()
+        self.carried = threading.Event()  # all of it was read and put into the log file
+        self.drained = threading.Event()  # and it was shown
         self.speaker = Speaker(route.console, self.prefix, route.stream, self.drained) if route.console else None
         self.cutter = LineCutter()
         self.tail = b""
@@ -65,11 +69,12 @@ class _Stream:
 class StreamPump:
     """``open`` a pipe for each stream, ``start``, tell it which ``worker_ended``, and ``close`` it."""
 
-    def __init__(self, tail_bytes: int, max_log_bytes: int | None = None) -> None:
+    def __init__(self, tail_bytes: int, max_log_bytes: int | None = None, folder: LogFolder | None = None) -> None:
         if max_log_bytes is not None and max_log_bytes < 1:
             raise UsageError(f"max_log_bytes must be at least 1, not {max_log_bytes}")
         self._tail_bytes = tail_bytes
         self._max_log_bytes = max_log_bytes
+        self._folder = folder
         self._console = ConsoleRelay()
         self._streams: list[_Stream] = []  # all there ever were, so that their tails can be asked for
         self._files: dict[str, LogFile] = {}
@@ -79,6 +84,8 @@ class StreamPump:
         self._poll = select.poll()
         self._wake_read_fd = self._wake_write_fd = -1
         self._is_closing = False
+        self._writing_since: float | None = None
+        self._has_made_wait = False
         self._thread = threading.Thread(target=self._run, name="rallypoint-streams", daemon=True)
 
     def open(self, route: Route) -> int:
@@ -112,9 +119,27 @@ class StreamPump:
         self._wake()
 
     def wait_drained(self, local_rank: int, timeout_s: float) -> bool:
-        """Wait until everything that this worker wrote has arrived where it goes."""
-        deadline = time.monotonic() + timeout_s
-        return all(stream.drained.wait(max(0.0, deadline - time.monotonic())) for stream in self._of_rank(local_rank))
+        """Wait until everything that this worker wrote has arrived where it goes; not for what is stuck."""
+        return self._wait_for([stream.drained for stream in self._of_rank(local_rank)], timeout_s)
+
+    def wait_carried(self, local_rank: int, timeout_s: float) -> bool:
+        """Wait until everything that this worker wrote is known here, shown or not."""
+        return self._wait_for([stream.carried for stream in self._of_rank(local_rank)], timeout_s)
+
+    def _wait_for(self, events: list[threading.Event], timeout_s: float) -> bool:
+        """Whoever has waited in vain once does not wait again: with many workers it would add up."""
+        deadline = time.monotonic() + (0.0 if self._has_made_wait else timeout_s)
+        for event in events:
+            while not event.wait(max(0.0, min(LOOK_S, deadline - time.monotonic()))):
+                if time.monotonic() >= deadline or self._is_stuck():
+                    self._has_made_wait = self._has_made_wait or timeout_s > 0
+                    return False
+        return True
+
+    def _is_stuck(self) -> bool:
+        """Whether the console, or the disk with the log files, takes nothing at present."""
+        since = self._writing_since
+        return is_stuck() or (since is not None and time.monotonic() - since > STUCK_AFTER_S)
 
     def tail(self, local_rank: int, stream: Std) -> str:
         """The last that this worker wrote to this stream."""
@@ -126,7 +151,10 @@ class StreamPump:
         self._console.hides_interrupts = True
 
     def close(self, timeout_s: float) -> bool:
-        """Carry what is left, to the console for at most `timeout_s`, and release everything; says whether all of it arrived."""
+        """Carry what is left, for at most `timeout_s`, and release everything; says whether all of it arrived.
+
+        What the console has not taken by then it may still take later.
+        """
         deadline = time.monotonic() + timeout_s
         if self._thread.ident is None:
             if not self._streams:
@@ -135,8 +163,10 @@ class StreamPump:
         if self._wake_write_fd >= 0:
             self._is_closing = True
             self._wake()
-        self._thread.join(timeout_s)
-        has_shown_all = self._console.close(max(0.0, deadline - time.monotonic()))
+        while self._thread.is_alive() and time.monotonic() < deadline and not self._is_stuck():
+            self._thread.join(max(0.0, min(LOOK_S, deadline - time.monotonic())))
+        has_shown_all = not self._thread.is_alive() and self._console.wait_shown(max(0.0, deadline - time.monotonic()))
+        self._console.hurry()
         self._thread.join(LAST_BLOCKS_TIMEOUT_S)
         if self._wake_write_fd >= 0 and not self._thread.is_alive():
             os.close(self._wake_write_fd)
@@ -150,7 +180,7 @@ class StreamPump:
     def _file(self, path: str) -> LogFile | None:
         """One for each path: the filtered lines of all ranks go to the same one."""
         if path and path not in self._files:
-            self._files[path] = LogFile(path, self._max_log_bytes).open()
+            self._files[path] = LogFile(path, self._max_log_bytes, self._folder)
         return self._files.get(path)
 
     def _wake(self) -> None:
@@ -183,11 +213,19 @@ class StreamPump:
         ended = [self._ended.popleft() for _ in range(len(self._ended))]  # first: whoever ended had been opened before
         while self._opened:
             stream = self._opened.popleft()
+            self._open_files(stream)
             self._open[stream.fd] = stream
             self._poll.register(stream.fd, select.POLLIN)
         for stream in ended:
             self._finish(stream)
         return is_open
+
+    def _open_files(self, stream: _Stream) -> None:
+        self._writing_since = time.monotonic()
+        for file in (stream.log, stream.filtered):
+            if file is not None:
+                file.open()
+        self._writing_since = None
 
     def _carry_block(self, stream: _Stream) -> int:
         """Carry what one read gives; its size, which is 0 where there is nothing to read now."""
@@ -198,18 +236,23 @@ class StreamPump:
         if not block:
             self._end(stream)
             return 0
-        if stream.log is not None:
-            stream.log.write(block)
         stream.remember(block, self._tail_bytes)
+        if stream.log is not None:
+            self._write(stream.log, block)
         if stream.speaker is not None or stream.filtered is not None:
             self._carry_lines(stream, stream.cutter.feed(block))
         return len(block)
 
     def _carry_lines(self, stream: _Stream, lines: bytes, is_last: bool = False) -> None:
         if stream.filtered is not None:
-            stream.filtered.write(matching_lines(lines, stream.needles, stream.prefix))
+            self._write(stream.filtered, matching_lines(lines, stream.needles, stream.prefix))
         if stream.speaker is not None and (lines or is_last):
             self._console.put(stream.speaker, lines, is_last)
+
+    def _write(self, file: LogFile, block: bytes) -> None:
+        self._writing_since = time.monotonic()
+        file.write(block)
+        self._writing_since = None
 
     def _finish(self, stream: _Stream) -> None:
         """Carry what is in the pipe. The worker has left no more than the pipe holds; what its children add may never end."""
@@ -226,6 +269,7 @@ class StreamPump:
         os.close(stream.fd)
         stream.fd = -1
         self._carry_lines(stream, stream.cutter.rest(), is_last=True)
+        stream.carried.set()
         if stream.speaker is None:
             stream.drained.set()
 

@@ -19,7 +19,7 @@ from rallypoint.errors import LicenceOverError, UnkillableWorkersError, WorkerSt
 from rallypoint.processes import suspension, warden_client
 from rallypoint.processes.context import PContext, RunProcsResult, wait_readable
 from rallypoint.processes.handles import WorkerHandles, is_stopped
-from rallypoint.processes.log_specs import LogsDest, Std
+from rallypoint.processes.log_specs import LogsDest, Std, file_clerk
 from rallypoint.processes.outlets import Outlets
 from rallypoint.processes.signals import inbox
 from rallypoint.processes.warden_client import Exited, Expired, FailedToStart, Launch, Lost, Rest, Started, WardenClient
@@ -39,7 +39,8 @@ SIGNALLED_START_S = 0.5  # what is left for it once a signal has come; only an i
 ANSWER_TIMEOUT_S = 5.0  # a warden answers in a millisecond; one that does not is stopped or stuck
 QUICK_ANSWER_S = 0.2  # the same, where the workers must be gone by now
 SHOWN_TIMEOUT_S = 1.0  # for what ended workers wrote, before their end is told
-DRAIN_TIMEOUT_S = 5.0  # for the last lines of ended workers, should the console be stuck
+DRAIN_TIMEOUT_S = 1.0  # for the last lines of ended workers, should the console be slow; it may take them later, too
+FILES_TIMEOUT_S = 2.0  # for a disk with log files that does not answer
 
 
 class WardedContext(PContext):
@@ -113,11 +114,13 @@ class WardedContext(PContext):
             self.cpus = cpus_of_workers(self._numa_options, self.envs)
         self._warden = self._open_warden()
         self._logs = self._destinations()
-        self._outlets = Outlets(self._logs, getattr(self._logs_specs, "log_max_bytes", None))
+        specs = self._logs_specs
+        self._outlets = Outlets(self._logs, getattr(specs, "log_max_bytes", None), getattr(specs, "run_folder", None))
         self._inherited_env = {name: value for name, value in os.environ.items() if name != defaults.ENV_SECRET}
         suspension.begin(self._warden.pid)
         stdin = _input_of_workers()
         try:
+            self._outlets.open_files()
             self._warden.spawn([self._launch(rank, stdin) for rank in sorted(self.args)], self.licence_fd)
         finally:
             self._outlets.hand_over()
@@ -220,9 +223,7 @@ class WardedContext(PContext):
             self._absorb()
         for rank, ended in self._exits.items():
             if ended.exitcode != 0 and rank not in self._failures:
-                assert self._causes is not None
-                assert self._outlets is not None
-                self._failures[rank] = self._causes.describe(ended, self._logs, self._outlets)
+                self._failures[rank] = self._describe(ended)
         if self._outlets is not None and (self._failures or len(self._exits) == self.nprocs):
             self._outlets.await_drained(set(self._exits), SHOWN_TIMEOUT_S)
         if self._failures:
@@ -230,6 +231,18 @@ class WardedContext(PContext):
         if len(self._exits) == self.nprocs:
             return RunProcsResult(self._return_values(), stdouts=self._logs.stdouts, stderrs=self._logs.stderrs)
         return None
+
+    def _describe(self, ended: Exited) -> ProcessFailure:
+        """What is known of a failure; without what lies in files if those cannot be had."""
+        causes, outlets, logs = self._causes, self._outlets, self._logs
+        assert causes is not None
+        assert outlets is not None
+        tail = outlets.stderr_tail(ended.local_rank)
+        try:
+            return file_clerk.do(lambda: causes.describe(ended, logs, outlets, tail), FILES_TIMEOUT_S)
+        except TimeoutError as error:
+            report.warn(f"the files of worker {ended.local_rank} do not tell why it failed: {error.strerror}")
+            return causes.describe(ended, LogsDest(error_files={ended.local_rank: ""}), outlets, tail)
 
     def _close(self, death_sig: signal.Signals, timeout: float) -> None:
         stuck: tuple[Target, ...] = ()
@@ -262,6 +275,8 @@ class WardedContext(PContext):
 
         self._hide_interrupts_after(death_sig)
         stop = shutdown.begin(death_sig, grace_s, self.kill_wait_s)
+        if inbox.received > 1:  # they came together, before we could begin
+            stop = shutdown.hurry(stop)
         self._ask_warden(in_a_hurry=stop.grace_s == 0)
         while True:
             decision = shutdown.step(stop, self._present(), time.monotonic())
