@@ -238,8 +238,11 @@ class Faults:
     # The network and the store.
 
     def cut(self) -> None:
-        if (agent := self._someone()) is not None:
-            self._cut(agent, self.world.log_between(0.1, 8.0) if self.world.chance(0.95) else 40.0)
+        agent, seconds = self._someone(), self.world.log_between(0.1, 8.0) if self.world.chance(0.95) else 40.0
+        if self.setup.is_replicated and self.world.chance(0.3):  # it comes back at the last moment, or a little too late
+            seconds = self.setup.fence_s + self.world.between(-4.0, 1.0)
+        if agent is not None:
+            self._cut(agent, seconds)
 
     def depose(self) -> None:
         """The leader is cut off for just long enough to be replaced; what it sent last arrives after that."""
