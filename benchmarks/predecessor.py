@@ -43,7 +43,7 @@ def predecessor() -> list[Contestant]:
 @functools.cache
 def why_not() -> str:
     """Make it ready; why it cannot take part, or nothing."""
-    if not (PLACE / RALLYRUN).exists():
+    if not (PLACE / "src").exists():
         try:
             command = ["git", "-C", str(REPOSITORY), "archive", COMMIT, "src"]
             archive = subprocess.run(command, check=True, capture_output=True).stdout
@@ -51,7 +51,7 @@ def why_not() -> str:
             return f"commit {COMMIT} is not in the history here"
         with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
             tar.extractall(PLACE)
-        _write_script(PLACE / RALLYRUN)
+    _write_script(PLACE / RALLYRUN)
     return "" if str(SOURCE) in sys.path else f"rallypoint is not installed from {SOURCE}"
 
 

@@ -31,6 +31,7 @@ FREEZE, THAW = 0xC0045877, 0xC0045878  # FIFREEZE, FITHAW
 DISK_BYTES = 16 << 20
 STEP_S = 0.02
 SEEN_S = 0.5
+LONGEST_ABSENCE_S = 1.5  # of a machine whose agent has ended
 ROUND_TRIP_S = 0.3
 SHUTDOWN_S = 1.0
 NO_WORLD_S = 75.0  # a node that was lost again and again is held back for up to a minute
@@ -484,17 +485,18 @@ class Soak:
 
     def _fault(self, name: str) -> None:
         kind = KINDS[name]
-        where, share = self._chance.random(), self._chance.random()
+        where, share, again_s = (self._chance.random() for _ in range(3))
+        own = random.Random(self._chance.random())  # whatever it draws, the schedule goes on as the seed has it
         self.until(lambda: any(map(kind.may, self.slots)), LEAVING_S + NO_WORLD_S, f"somebody for {name!r}")
         able = [slot for slot in self.slots if kind.may(slot)]
         slot = able[int(where * len(able))]
         length_s = min(0.5, kind.longest_s) + share * max(0.0, kind.longest_s - 0.5) if kind.longest_s else 0.0
         self.happened.append(Happened(clock(), name, slot.name, length_s))
         print(f"{self.happened[-1].at - self._began:7.1f} s: {self.happened[-1]}")
-        heal = kind.act(slot, length_s, self._chance)
+        heal = kind.act(slot, length_s, own)
         if heal is not None:
             heapq.heappush(self._later, (clock() + length_s, next(self._serials), heal))
-        slot.starts_at = max(slot.starts_at, clock() + self._chance.uniform(0.0, 1.5))
+        slot.starts_at = max(slot.starts_at, clock() + LONGEST_ABSENCE_S * again_s)
 
     def _look(self) -> None:
         """Do what is due, read what was printed, start whoever has ended, and see that nobody did who was not made to."""
