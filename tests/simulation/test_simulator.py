@@ -21,10 +21,11 @@ ROOT = Path(__file__).parents[2]
 SEEDS = 1000
 HAPPENS = (
     "agents killed", "breaks", "ended by departure", "ended by failure", "ended by finished", "ended by join", "ended by loss",
-    "ended by sick", "fences", "histories too short", "host lost: crash", "host lost: kill", "host lost: terminate", "jobs closed",
-    "jobs failed", "jobs finished", "jobs host_left", "leases lost", "licences over", "nodes back within their fence",
-    "nodes deleted", "nodes expelled", "nodes expired", "nodes vouched", "refused", "replies lost", "requests lost", "restarts",
-    "second holders refused", "sick nodes", "starts refused by the warden", "stores given up", "testimonies", "timedout",
+    "ended by sick", "fences", "histories too short", "host lost: crash", "host lost: kill", "host lost: terminate",
+    "jobs closed", "jobs failed", "jobs finished", "jobs host_left", "leases lost", "licences over",
+    "nodes back within their fence", "nodes deleted", "nodes expelled", "nodes expired", "nodes vouched", "refused",
+    "replies lost", "requests lost", "restarts", "second holders refused", "sick nodes", "starts refused by the warden",
+    "stores given up", "testimonies", "timedout",
 )  # fmt: skip
 
 
