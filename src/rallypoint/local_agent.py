@@ -7,7 +7,7 @@ import signal
 import time
 from collections.abc import Sequence
 
-from rallypoint import defaults, report
+from rallypoint import defaults, file_limit, report
 from rallypoint.agent_senses import AgentSenses
 from rallypoint.core import agent as machine
 from rallypoint.core.ranks import WorkerRanks
@@ -30,6 +30,10 @@ if TYPE_CHECKING:
     from typing import Any
 
 __all__ = ["LocalElasticAgent"]
+
+FILES_PER_WORKER = 4  # two pipes with two ends each, or with one end and a log file
+FILES_PER_WORKER_WITHOUT_LOGS = 2
+OWN_FILES, OWN_FILES_AMONG_PEERS = 16, 32  # without which not even a job of one worker can be run to its end
 
 
 class LocalElasticAgent(AgentSenses):
@@ -70,6 +74,7 @@ class LocalElasticAgent(AgentSenses):
         self._restart_policy = restart_policy or self._restart_policy
 
     def run(self, role: str = "default") -> RunResult:
+        self._reserve_files()
         self._run_record.began(self._worker_group.spec, self._time_outs())
         try:
             self._open_senses()
@@ -85,6 +90,13 @@ class LocalElasticAgent(AgentSenses):
         finally:
             self._close_senses()
             self._close_logs()
+
+    def _reserve_files(self) -> None:
+        """While nothing is started that could fail for want of them."""
+        workers, own = self._worker_group.spec.local_world_size, OWN_FILES if self._peers() is None else OWN_FILES_AMONG_PEERS
+        keeps_output = not isinstance(self._logs_specs, DefaultLogsSpecs) or self._logs_specs.keeps_output
+        each = FILES_PER_WORKER if keeps_output else FILES_PER_WORKER_WITHOUT_LOGS
+        file_limit.reserve(workers, own + each * workers, FILES_PER_WORKER)
 
     def _time_outs(self) -> dict[str, object]:
         """Those that this agent keeps, for the run's record."""

@@ -44,7 +44,8 @@ KILLING_ENDS_S = 60.0  # a process that is still there by then is stuck in the k
 
 def exec_program(request: dict[str, Any]) -> None:
     """What a worker that is a program does after the fork: become that program."""
-    os.chdir(request["cwd"])
+    if request["cwd"]:
+        os.chdir(request["cwd"])
     os.execvpe(request["argv"][0], request["argv"], request["env"])
 
 
@@ -118,16 +119,20 @@ class Warden:
     def _spawn_all(self, requests: list[dict[str, Any]], fds: list[int]) -> None:
         """Fork all first, then learn whether each could start, so that they start beside each other."""
         self._rest_is_watched = False
-        pending = [(request, *self._fork(request, fds)) for request in requests]
+        pending, failed = [], []
+        for request in requests:
+            try:
+                pending.append((request, *self._fork(request, fds)))
+            except OSError as error:  # there may be no more processes, or files, or memory
+                failed.append((request["local_rank"], error.errno or 0, str(error)))
         for fd in fds:
             os.close(fd)
-        failed = []
         self._error_fds.clear()
         for request, pid, error_fd in pending:
             with os.fdopen(error_fd, "rb") as errors:
-                error = errors.read()
-            if error:
-                failed.append((request["local_rank"], *marshal.loads(error)))
+                told = errors.read()
+            if told:
+                failed.append((request["local_rank"], *marshal.loads(told)))
             else:
                 self._workers[pid] = request["local_rank"]
         self._report("spawned", [(rank, pid) for pid, rank in self._workers.items()], failed)
@@ -136,7 +141,12 @@ class Warden:
     def _fork(self, request: dict[str, Any], fds: list[int]) -> tuple[int, int]:
         error_read, error_write = os.pipe2(os.O_CLOEXEC)
         warden_pid = os.getpid()
-        pid = os.fork()
+        try:
+            pid = os.fork()
+        except OSError:
+            os.close(error_read)
+            os.close(error_write)
+            raise
         if pid == 0:
             os.close(error_read)
             self._run_child(request, fds, warden_pid, error_write)

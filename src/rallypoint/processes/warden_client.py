@@ -10,12 +10,13 @@ import _socket  # see frames
 import os
 import select
 import signal
-import sys
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from rallypoint import file_limit, report
+from rallypoint.errors import worker_start_error
 from rallypoint.processes.frames import MAX_FDS, receive_frame, send_frame
 from rallypoint.processes.warden_start import start_warden
 from rallypoint.records import Value
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
     from typing import Any
 
 __all__ = ["Exited", "FailedToStart", "Launch", "Lost", "Report", "Rest", "Started", "WardenClient", "keep_wardens", "prepare"]
+
+
+WARDENS_FILES = 16  # of its own
 
 
 class Launch(Value):
@@ -87,14 +91,17 @@ class WardenClient:
         self.pid = pid
         self._is_lost = False
         self._told_loss = False
+        file_limit.restore_for(pid)
 
     @classmethod
     def start(cls) -> WardenClient:
-        sock, pid = start_warden()
-        file_limit = sys.modules.get("rallypoint.file_limit")
-        if file_limit is not None:  # only the host of a job's store has ever loaded it
-            file_limit.restore_for(pid)
-        return cls(sock, pid)
+        try:
+            return cls(*start_warden())
+        except OSError as error:
+            from rallypoint import host_limits
+
+            why = host_limits.explain(error.errno) or str(error)
+            raise worker_start_error(error.errno or 0, f"the process that starts workers could not be started: {why}") from error
 
     def fileno(self) -> int:
         return self._sock.fileno()
@@ -102,8 +109,9 @@ class WardenClient:
     def spawn(self, launches: list[Launch]) -> None:
         """Ask for these workers; each answers with Started or FailedToStart."""
         batch: list[Launch] = []
+        most_fds = min(MAX_FDS, (file_limit.limit_for_workers() - WARDENS_FILES) * 2 // 3)  # and a pipe for each worker
         for launch in launches:
-            if sum(len(one.fds) for one in [*batch, launch]) > MAX_FDS:
+            if batch and sum(len(one.fds) for one in [*batch, launch]) > most_fds:
                 self._spawn_batch(batch)
                 batch = []
             batch.append(launch)
@@ -111,11 +119,11 @@ class WardenClient:
 
     def _spawn_batch(self, batch: list[Launch]) -> None:
         fds: list[int] = []
-        requests = []
+        requests, cwd = [], _working_folder()
         for launch in batch:
             places = [(len(fds) + position, target) for position, target in enumerate(launch.fds)]
             fds.extend(launch.fds.values())
-            requests.append({**vars(launch), "fds": places, "cwd": os.getcwd()})
+            requests.append({**vars(launch), "fds": places, "cwd": cwd})
         self._send(("spawn", requests), fds)
 
     def signal_worker(self, local_rank: int, number: int) -> None:
@@ -181,6 +189,15 @@ class WardenClient:
             self._sock.close()
             _reap(self.pid, timeout_s)
             self.pid = 0
+
+
+def _working_folder() -> str:
+    """Where workers are started; empty if it was deleted: the warden is in what is left of it, as we are."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        report.warn("the working folder was deleted: workers start in what is left of it, and find no files there")
+        return ""
 
 
 def _reap(pid: int, timeout_s: float) -> None:
