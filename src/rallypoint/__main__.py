@@ -17,6 +17,7 @@ else:
 
 __all__ = ["main", "rallyrun"]
 
+_OWN_FILES = "/proc/self/fd"
 _ANSWERED_AT_ONCE = ("--help", "-h", "--version")
 
 
@@ -51,9 +52,15 @@ def _prepare(run_arguments: list[str]) -> None:
     _die_quietly_of_interrupts()
     _open_standard_streams()
     if run_arguments and run_arguments[0] not in _ANSWERED_AT_ONCE:
+        if not os.path.exists(_OWN_FILES):
+            os.write(2, b"rallyrun: error: /proc is not mounted here, and no worker can be watched without it\n")
+            sys.exit(2)
         from rallypoint.processes.warden_start import start_warden
 
-        started = start_warden()
+        try:
+            started = start_warden()
+        except OSError:  # it is tried again when a worker is wanted, where it can be told why
+            return
         from rallypoint.processes import init_duty, warden_client
 
         warden_client.prepare(*started)

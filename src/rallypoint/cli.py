@@ -47,6 +47,7 @@ _FORESEEN: tuple[tuple[type[Exception], int], ...] = (
     (errors.UsageError, ExitCode.USAGE),
     (errors.RendezvousError, ExitCode.RENDEZVOUS_FAILED),
     (errors.UnkillableWorkersError, ExitCode.HOST_UNUSABLE),
+    (errors.HostLimitError, ExitCode.HOST_UNUSABLE),
     (errors.RallypointError, ExitCode.WORKER_FAILED),
 )
 
@@ -171,9 +172,19 @@ def _explain(error: BaseException, pass_exit_code: bool) -> int:
             return _SIGNAL_BASE + _SIGINT
     for kind, code in _FORESEEN:
         if isinstance(error, kind):
-            report.error(f"rallyrun: error: {' '.join(str(error).split())}")  # one line, whatever the message holds
+            report.error(f"rallyrun: error: {' '.join(_sentence(error).split())}")  # one line, whatever the message holds
             return code
+    from rallypoint import host_limits
+
+    if (trouble := host_limits.exhausted(error)) is not None:
+        report.error(f"rallyrun: error: {trouble}")
+        return ExitCode.HOST_UNUSABLE
     return _confess(error)
+
+
+def _sentence(error: Exception) -> str:
+    """What an error of ours says; of one that is also the kernel's, without its number."""
+    return str(error.strerror or error) if isinstance(error, errors.WorkerStartError) else str(error)
 
 
 def _first_cause(error: Any) -> int:

@@ -74,11 +74,18 @@ def _command(args: SimpleNamespace) -> tuple[EntryPoint, list[str]]:
 def _check_script(script: str) -> None:
     """A script may be a file, or a folder or archive that Python knows how to run."""
     if not os.path.exists(script):
-        raise UsageError(f"script {script!r} is not there (looked in {os.getcwd()}); with -m it would be a module")
+        raise UsageError(f"script {script!r} is not there (looked in {_here()}); with -m it would be a module")
     if os.path.isdir(script) and not os.path.exists(os.path.join(script, "__main__.py")):
         raise UsageError(f"script {script!r} is a folder, and holds no __main__.py")
     if not os.access(script, os.R_OK):
         raise UsageError(f"script {script!r} cannot be read by this user")
+
+
+def _here() -> str:
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        return "the working folder, which was deleted"
 
 
 def _check_module(module: str) -> None:
@@ -89,7 +96,7 @@ def _check_module(module: str) -> None:
     if not all(map(str.isidentifier, module.split("."))):
         raise UsageError(f"module {module!r} is not a module's name; write -m package.module, without .py or slashes")
     if not _is_importable(top):
-        raise UsageError(f"module {module!r} is not there: no {top!r} in {os.getcwd()} or where Python looks for packages")
+        raise UsageError(f"module {module!r} is not there: no {top!r} in {_here()} or where Python looks for packages")
 
 
 def _is_importable(top: str) -> bool:
@@ -97,8 +104,11 @@ def _is_importable(top: str) -> bool:
     import importlib.util
 
     # `python -m` looks into the current folder first, which need not be on the path of this process.
-    if importlib.machinery.PathFinder.find_spec(top, [os.getcwd()]) is not None:
-        return True
+    try:
+        if importlib.machinery.PathFinder.find_spec(top, [os.getcwd()]) is not None:
+            return True
+    except FileNotFoundError:  # it was deleted
+        pass
     try:
         return importlib.util.find_spec(top) is not None
     except ValueError:  # it is loaded, and does not know from where

@@ -8,7 +8,8 @@
     │   ├── WorkerStartError (also an OSError)  a worker's program could not be started
     │   │   ├── LicenceOverError              workers of this node may not run any longer
     │   │   ├── WorkerNotFoundError           there is none
-    │   │   └── WorkerNotAllowedError         it may not be executed
+    │   │   ├── WorkerNotAllowedError         it may not be executed
+    │   │   └── HostLimitError                this machine has no processes, files or memory left for it
     │   ├── UnkillableWorkersError            workers outlived SIGKILL; this host must not be used again
     │   └── JobFailedError                    the job failed through workers of other nodes
     ├── SignalException                       a signal asked the launcher to stop
@@ -29,6 +30,7 @@ import signal
 
 __all__ = [
     "ExitCode",
+    "HostLimitError",
     "JobFailedError",
     "LicenceOverError",
     "NotAFolderError",
@@ -57,7 +59,7 @@ class ExitCode:
     WORKER_FAILED = 1  # a worker failed and no restart was left; running the job again may help
     USAGE = 2  # bad input, nothing was started; running it again will not help
     RENDEZVOUS_FAILED = 3  # the nodes did not meet; running it again may help
-    HOST_UNUSABLE = 4  # workers could not be killed; use another host
+    HOST_UNUSABLE = 4  # workers could not be killed, or a limit of the machine was reached; use another host
     INTERNAL = 70  # a bug of ours
 
 
@@ -96,9 +98,14 @@ class WorkerNotAllowedError(WorkerStartError, PermissionError):
     """The program may not be executed."""
 
 
+class HostLimitError(WorkerStartError):
+    """There are no processes, files or memory left for it on this machine."""
+
+
 def worker_start_error(number: int, text: str) -> WorkerStartError:
     """The error for what the kernel answered."""
     kinds = {errno.ENOENT: WorkerNotFoundError, errno.EACCES: WorkerNotAllowedError}
+    kinds |= dict.fromkeys((errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE), HostLimitError)
     return kinds.get(number, WorkerStartError)(number, text)
 
 

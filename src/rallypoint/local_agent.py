@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Sequence
 
-from rallypoint import defaults, outbox, report
+from rallypoint import defaults, file_limit, outbox, report
 from rallypoint.agent_senses import AgentSenses
 from rallypoint.core import agent as machine
 from rallypoint.core.ranks import WorkerRanks
@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 __all__ = ["LocalElasticAgent"]
 
 CLEARING_TIMEOUT_S = 2.0  # for a folder that may be on a disk which does not answer
+FILES_PER_WORKER = 4  # two pipes with two ends each, or with one end and a log file
+FILES_PER_WORKER_WITHOUT_LOGS = 2
+OWN_FILES, OWN_FILES_AMONG_PEERS = 16, 32  # without which not even a job of one worker can be run to its end
 
 
 class LocalElasticAgent(AgentSenses):
@@ -74,6 +77,7 @@ class LocalElasticAgent(AgentSenses):
         self._restart_policy = restart_policy or self._restart_policy
 
     def run(self, role: str = "default") -> RunResult:
+        self._reserve_files()
         with outbox.on_duty():
             return self._run_on_record(role)
 
@@ -93,6 +97,13 @@ class LocalElasticAgent(AgentSenses):
         finally:
             self._close_senses()
             self._close_logs()
+
+    def _reserve_files(self) -> None:
+        """While nothing is started that could fail for want of them."""
+        workers, own = self._worker_group.spec.local_world_size, OWN_FILES if self._peers() is None else OWN_FILES_AMONG_PEERS
+        keeps_output = not isinstance(self._logs_specs, DefaultLogsSpecs) or self._logs_specs.keeps_output
+        each = FILES_PER_WORKER if keeps_output else FILES_PER_WORKER_WITHOUT_LOGS
+        file_limit.reserve(workers, own + each * workers, FILES_PER_WORKER)
 
     def _time_outs(self) -> dict[str, object]:
         """Those that this agent keeps, for the run's record."""

@@ -34,8 +34,8 @@ LAYERS = (
     ("store",),
     ("core",),
     (
-        "file_limit", "json_text", "outbox", "sizes", "report", "records", "defaults", "errors", "torch_names", "torch_presence",
-        "worker_site",
+        "file_limit", "host_limits", "json_text", "outbox", "sizes", "report", "records", "defaults", "errors", "torch_names",
+        "torch_presence", "worker_site",
     ),
 )  # fmt: skip
 HEIGHT = {name: len(LAYERS) - index for index, names in enumerate(LAYERS) for name in names}

@@ -63,7 +63,8 @@ def _run_forked(request: dict[str, Any], fn: Callable[..., Any], args: tuple[Any
     _reset_signals()  # before the next line, by which the agent learns that we are there, and may signal us
     for fd in (request["error_fd"], *request["fds_of_others"]):
         os.close(fd)
-    os.chdir(request["cwd"])
+    if request["cwd"]:
+        os.chdir(request["cwd"])
     if defaults.ENV_SECRET in os.environ:
         _erase_from_environ_block(defaults.ENV_SECRET)
     os.environ.clear()

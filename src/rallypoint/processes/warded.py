@@ -181,7 +181,10 @@ class WardedContext(PContext):
                     self._pids[rank] = pid
                     self._handles.add(rank, pid, self._warden.pid)
                 case FailedToStart(rank, errno, reason):
-                    error = worker_start_error(errno, f"worker {rank} could not be started: {reason}")
+                    from rallypoint import host_limits
+
+                    why = host_limits.explain(errno) or reason
+                    error = worker_start_error(errno, f"worker {rank} could not be started: {why}")
                     self._start_error = self._start_error or error
                 case Exited():
                     self._note_exit(news)

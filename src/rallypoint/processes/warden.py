@@ -61,7 +61,8 @@ LONGEST_SLEEP_S = 3600.0
 
 def exec_program(request: dict[str, Any]) -> None:
     """What a worker that is a program does after the fork: become that program."""
-    os.chdir(request["cwd"])
+    if request["cwd"]:
+        os.chdir(request["cwd"])
     os.execvpe(request["argv"][0], request["argv"], request["env"])
 
 
@@ -168,14 +169,22 @@ class Warden:
         self._rest_is_watched = self._is_expired = False
         self._take_licence(fds.pop() if has_licence else -1)
         if time.monotonic() < self._until:
-            for request in requests:
-                self._fork(request, fds)
+            self._fork_all(requests, fds)
         else:
             self._expire()
         for fd in fds:
             os.close(fd)
         if self._is_suspended:
             self._signal_all(signal.SIGSTOP)
+
+    def _fork_all(self, requests: list[dict[str, Any]], fds: list[int]) -> None:
+        for request in requests:
+            try:
+                self._fork(request, fds)
+            except OSError as error:  # there may be no more processes, or files, or memory
+                self._failed.append((request["local_rank"], error.errno or 0, str(error)))
+        if not self._starting:
+            self._tell_starts()
 
     def _take_licence(self, fd: int) -> None:
         if self._licence_fd >= 0:
@@ -186,7 +195,12 @@ class Warden:
     def _fork(self, request: dict[str, Any], fds: list[int]) -> None:
         error_read, error_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         warden_pid = os.getpid()
-        pid = os.fork()
+        try:
+            pid = os.fork()
+        except OSError:
+            os.close(error_read)
+            os.close(error_write)
+            raise
         if pid == 0:
             os.close(error_read)
             self._run_child(request, fds, warden_pid, error_write)
@@ -206,12 +220,15 @@ class Warden:
         else:
             self._started.append((self._workers[pid], pid))
         if not self._starting:
-            self._report("spawned", self._started, self._failed)
-            for ended in self._early_ends:
-                self._report(*ended)
-            self._started, self._failed, self._early_ends = [], [], []
-            if self._licence_fd >= 0:
-                from rallypoint.processes import testifying  # noqa: F401  # by the time of need the package may have been replaced
+            self._tell_starts()
+
+    def _tell_starts(self) -> None:
+        self._report("spawned", self._started, self._failed)
+        for ended in self._early_ends:
+            self._report(*ended)
+        self._started, self._failed, self._early_ends = [], [], []
+        if self._licence_fd >= 0:
+            from rallypoint.processes import testifying  # noqa: F401  # by the time of need the package may have been replaced
 
     def _run_child(self, request: dict[str, Any], fds: list[int], warden_pid: int, error_fd: int) -> None:
         """The new process, up to the point where it is the worker; it never returns."""

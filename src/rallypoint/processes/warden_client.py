@@ -12,12 +12,13 @@ import _socket  # see frames
 import os
 import select
 import signal
-import sys
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from rallypoint import file_limit, report
+from rallypoint.errors import worker_start_error
 from rallypoint.processes.frames import MAX_FDS, FrameReader, send_frame
 from rallypoint.processes.warden_start import start_warden
 from rallypoint.records import Value
@@ -42,6 +43,9 @@ __all__ = [
 
 START_TIMEOUT_S = 60.0  # one that forks functions may still be importing them
 READ_TIMEOUT_S = 5.0  # for what is short, and has room in the line until nobody has read for long
+
+
+WARDENS_FILES = 16  # of its own
 
 
 class Launch(Value):
@@ -114,14 +118,17 @@ class WardenClient:
         self.pid = pid
         self._is_lost = False
         self._told_loss = False
+        file_limit.restore_for(pid)
 
     @classmethod
     def start(cls) -> WardenClient:
-        sock, pid = start_warden()
-        file_limit = sys.modules.get("rallypoint.file_limit")
-        if file_limit is not None:  # only the host of a job's store has ever loaded it
-            file_limit.restore_for(pid)
-        return cls(sock, pid)
+        try:
+            return cls(*start_warden())
+        except OSError as error:
+            from rallypoint import host_limits
+
+            why = host_limits.explain(error.errno) or str(error)
+            raise worker_start_error(error.errno or 0, f"the process that starts workers could not be started: {why}") from error
 
     def fileno(self) -> int:
         return self._sock.fileno()
@@ -132,8 +139,9 @@ class WardenClient:
         They may run as long as the page behind `licence_fd` says, for ever without one.
         """
         batch: list[Launch] = []
+        most_fds = min(MAX_FDS, (file_limit.limit_for_workers() - WARDENS_FILES) * 2 // 3)  # and a pipe for each worker
         for launch in launches:
-            if sum(len(one.fds) for one in [*batch, launch]) >= MAX_FDS:
+            if batch and sum(len(one.fds) for one in [*batch, launch]) >= most_fds:
                 self._spawn_batch(batch, licence_fd)
                 batch = []
             batch.append(launch)
@@ -141,11 +149,11 @@ class WardenClient:
 
     def _spawn_batch(self, batch: list[Launch], licence_fd: int | None) -> None:
         fds: list[int] = []
-        requests = []
+        requests, cwd = [], _working_folder()
         for launch in batch:
             places = [(len(fds) + position, target) for position, target in enumerate(launch.fds)]
             fds.extend(launch.fds.values())
-            requests.append({**vars(launch), "fds": places, "cwd": os.getcwd()})
+            requests.append({**vars(launch), "fds": places, "cwd": cwd})
         if licence_fd is not None:
             fds.append(licence_fd)
         self._send(("spawn", requests, licence_fd is not None), fds, START_TIMEOUT_S)
@@ -219,6 +227,15 @@ class WardenClient:
             self._sock.close()
             _reap(self.pid, timeout_s)
             self.pid = 0
+
+
+def _working_folder() -> str:
+    """Where workers are started; empty if it was deleted: the warden is in what is left of it, as we are."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        report.warn("the working folder was deleted: workers start in what is left of it, and find no files there")
+        return ""
 
 
 def _reap(pid: int, timeout_s: float) -> None:

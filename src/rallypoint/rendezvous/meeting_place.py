@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 __all__ = ["Endpoint", "MeetingPlace"]
 
 FILES_PER_NODE = 2  # a node's own connection, and one for the store that members share
-SPARE_FILES = 256
 QUIET_LINGER_S = 2.0
 
 
@@ -122,7 +121,7 @@ class MeetingPlace(Place):
         if listeners is None:
             return
         self._stop_trying()  # to reach by its name what is here now
-        make_room(SPARE_FILES + FILES_PER_NODE * self._max_nodes)
+        make_room(FILES_PER_NODE * self._max_nodes)
         self.server = CoordinationServer(listeners, self._run_id, self._secret, take_in_worker=self._take_in_worker)
         self.server.start()
         self._is_name_of_loopback = is_loopback_here_only(endpoint.host, addresses)

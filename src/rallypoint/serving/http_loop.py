@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 
 from rallypoint import report
 from rallypoint.core.http_request import METHODS, Refusal, Request, RequestReader, Response, render
+from rallypoint.file_limit import STRANGERS_IN_RESERVE, is_reserved
 from rallypoint.records import Value
 from rallypoint.store.bell import Bell
 from rallypoint.store.doorway import Doorway
@@ -222,6 +223,8 @@ class HttpLoop:
         if not is_welcome:
             sock.close()
             return
+        while len(self._connections) >= STRANGERS_IN_RESERVE and is_reserved(sock.fileno()):
+            self._end(min(self._connections.values(), key=_dispensable))
         one = self._connections[sock.fileno()] = Connection(sock, now, self._limits.idle_s)
         self._poll.register(one.fd, IN)
         self._attend(one, now)  # most have said what they want by now
@@ -230,7 +233,7 @@ class HttpLoop:
         """Whether the one at the door can come in, if need be in place of another; else it is shut for a moment."""
         if len(self._connections) < self._limits.connections:
             return True
-        oldest = min(self._connections.values(), key=lambda one: (not one.is_idle, one.since))
+        oldest = min(self._connections.values(), key=_dispensable)
         if now >= oldest.since + self._limits.first_word_s:
             self._end(oldest)
             return True
@@ -255,6 +258,11 @@ class HttpLoop:
         if self._doorway.opens_at is not None:
             times.append(self._doorway.opens_at)
         return max(0.0, min(times) - time.monotonic()) if times else None
+
+
+def _dispensable(one: Connection) -> tuple[bool, float]:
+    """Who has been silent for longest comes first."""
+    return not one.is_idle, one.since
 
 
 def _refused(refusal: Refusal) -> Response:

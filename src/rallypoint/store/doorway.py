@@ -7,6 +7,8 @@ import select
 import socket
 from collections.abc import Iterable, Iterator
 
+from rallypoint.file_limit import set_aside
+
 __all__ = ["Doorway"]
 
 ACCEPTS_PER_TURN = 256
@@ -41,7 +43,8 @@ class Doorway:
                     return
                 continue
             sock.setblocking(False)
-            yield sock, f"{address[0]} port {address[1]}" if isinstance(address, tuple) else "a process of this machine"
+            name = f"{address[0]} port {address[1]}" if isinstance(address, tuple) else "a process of this machine"
+            yield set_aside(sock), name
 
     def open_if_due(self, now: float) -> None:
         if self.opens_at is not None and now >= self.opens_at:

@@ -13,6 +13,7 @@ import select
 import socket
 from collections.abc import Callable, Iterable
 
+from rallypoint.file_limit import STRANGERS_IN_RESERVE, is_reserved
 from rallypoint.store.connection import Connection, ConnectionEnded
 from rallypoint.store.doorway import Doorway
 from rallypoint.store.frames import FrameError
@@ -116,7 +117,8 @@ class ServingLoop:
         self._poll.register(connection.fd, select.EPOLLIN)
         if self._take_in_worker is not None:
             connection.wake_for(len(GREETING))  # by which a worker is known
-        if len(self._strangers) > STRANGERS:
+        most = STRANGERS_IN_RESERVE if is_reserved(connection.fd) else STRANGERS
+        while len(self._strangers) > most:
             self._end(next(iter(self._strangers.values())), "too many others came before it had proven anything", now)
 
     def _end_late_strangers(self, now: float) -> None:

@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 
 from rallypoint.core.values import NotANumber, StoreFull, Values
+from rallypoint.file_limit import STRANGERS_IN_RESERVE, is_reserved
 from rallypoint.store import tcp_protocol as wire
 from rallypoint.store.bell import Bell
 from rallypoint.store.doorway import Doorway
@@ -187,6 +188,8 @@ class TcpServingLoop:
         one = TcpConnection(sock, peer, now, IN)
         self._connections[one.fd] = self._strangers[one.fd] = one
         self._poll.register(one.fd, IN)
+        while len(self._strangers) > STRANGERS_IN_RESERVE and is_reserved(one.fd):
+            self._end(next(iter(self._strangers.values())), "too many others came before it had said a word of the protocol")
 
     def _end(self, one: TcpConnection, reason: str = "") -> None:
         """Close it; without a `reason` where that is nothing to report."""
