@@ -8,7 +8,6 @@ could tell that from a frozen machine; and an agent and its warden do not stand 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import heapq
 import itertools
 import os
@@ -18,17 +17,15 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from tests.network.machines import Agent, Network, Node, clock, send, sh
+from tests.network.machines import Agent, Network, Node, clock, send
+from tests.network.outputs import Console, Disk
 from tests.network.switch import CUT, Line
 
 __all__ = ["KINDS", "Happened", "Soak", "prepare"]
 
-FREEZE, THAW = 0xC0045877, 0xC0045878  # FIFREEZE, FITHAW
-DISK_BYTES = 16 << 20
 STEP_S = 0.02
 SEEN_S = 0.5
 LONGEST_ABSENCE_S = 1.5  # of a machine whose agent has ended
@@ -43,66 +40,6 @@ TURN_DEAF = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)"
 
 
 # --- what a machine has ----------------------------------------------------------------------------------------------------
-
-
-class Disk:
-    """A file system of its own for a machine's logs. While it is frozen, whoever writes to it waits, and cannot be killed."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        image = folder.with_suffix(".image")
-        with image.open("wb") as file:
-            file.truncate(DISK_BYTES)
-        folder.mkdir()
-        sh("mkfs.ext4", "-q", "-F", str(image))
-        sh("mount", "-o", "loop", str(image), str(folder))
-
-    def freeze(self) -> None:
-        self._order(FREEZE)
-
-    def thaw(self) -> None:
-        with contextlib.suppress(OSError):  # it was not frozen
-            self._order(THAW)
-
-    def remove(self) -> None:
-        self.thaw()
-        sh("umount", str(self.folder))
-
-    def _order(self, order: int) -> None:
-        fd = os.open(self.folder, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            fcntl.ioctl(fd, order, 0)
-        finally:
-            os.close(fd)
-
-
-class Console:
-    """An agent's stderr: a pipe that is read here, or, while it is blocked, full and read by nobody."""
-
-    def __init__(self) -> None:
-        self._read, self.write = os.pipe2(os.O_CLOEXEC)
-        os.set_blocking(self._read, False)
-        self.is_blocked = False
-
-    def block(self) -> None:
-        self.is_blocked = True
-        fd = os.open(f"/proc/self/fd/{self._read}", os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        for size in (4096, 1):
-            with contextlib.suppress(BlockingIOError):
-                while True:
-                    os.write(fd, bytes(size))
-        os.close(fd)
-
-    def drain(self, output: Path) -> None:
-        if self.is_blocked:
-            return
-        with contextlib.suppress(BlockingIOError):
-            while data := os.read(self._read, 65536):
-                with output.open("ab") as file:
-                    file.write(data.replace(b"\0", b""))
-
-    def close(self) -> None:
-        os.close(self._read)
 
 
 class Slot:

@@ -6,13 +6,17 @@ the benchmarks have the figures.
 
 from __future__ import annotations
 
+import os
 import signal
+import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.network.machines import Agent, Network, clock, send
+from tests.network.outputs import Console, Disk
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(120)]
 
@@ -24,16 +28,46 @@ WaitUntil = Callable[..., Any]
 MakeNetwork = Callable[[int], Network]
 
 
-@pytest.fixture
-def three_nodes(network: MakeNetwork, wait_until: WaitUntil) -> Network:
-    """A job that runs on three nodes, the first of which hosts the store."""
-    net = network(3)
+def start_three(net: Network, wait_until: WaitUntil, *flags: str, **last: Any) -> Network:
+    """A job that runs on three nodes, the first of which hosts the store; flags and options are those of the last."""
     net.nodes[0].start("--nnodes", "2:3")
     wait_until(lambda: "hosts the coordination store" in net.nodes[0].agent.text, 15)
-    for node in net.nodes[1:]:
-        node.start("--nnodes", "2:3")
+    net.nodes[1].start("--nnodes", "2:3")
+    net.nodes[2].start("--nnodes", "2:3", *flags, **last)
     wait_until(lambda: net.journal.whole_world(3), 20)
     return net
+
+
+@pytest.fixture
+def three_nodes(network: MakeNetwork, wait_until: WaitUntil) -> Network:
+    return start_three(network(3), wait_until)
+
+
+@pytest.fixture
+def console() -> Iterator[Console]:
+    made = Console()
+    yield made
+    os.close(made.write)
+    made.close()
+
+
+@pytest.fixture
+def nobody_reads(network: MakeNetwork, wait_until: WaitUntil, console: Console) -> Network:
+    """Three nodes; the stderr of the last is a full pipe."""
+    net = start_three(network(3), wait_until, stderr=console.write)
+    console.block()
+    return net
+
+
+@pytest.fixture
+def disk(network: MakeNetwork, tmp_path: Path) -> Iterator[Disk]:
+    """A disk that can hang; thawed, and gone, after the test, before its network is."""
+    try:
+        made = Disk(tmp_path / "disk")
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("no file system can be mounted from a file here")
+    yield made
+    made.remove()
 
 
 @contextmanager
@@ -77,6 +111,37 @@ def pass_time(until: float, wait_until: WaitUntil) -> None:
 
 def last_agent(net: Network) -> Agent:
     return net.nodes[2].agent
+
+
+def test_v1_a_node_whose_console_nobody_reads(nobody_reads: Network, console: Console, wait_until: WaitUntil) -> None:
+    """V1: a worker elsewhere fails; the node stops its own like everybody, and nobody goes on beside them."""
+    net = nobody_reads
+    failed_at = clock()
+    net.journal.order("node0", "raise SystemExit(9)")
+    wait_until(lambda: net.journal.whole_world(3, since=failed_at), REJOIN_S)
+    console.release(last_agent(net).output)
+    all_return(net, failed_at, wait_until)
+
+
+def test_v2_a_node_whose_console_nobody_reads_is_cut_off(nobody_reads: Network, console: Console, wait_until: WaitUntil) -> None:
+    """V2: its fence falls all the same."""
+    net = nobody_reads
+    survivors_run(net, net.nodes[2].cut(), wait_until, LEASE_S + 0.5)
+    healed_at = net.nodes[2].heal()
+    wait_until(lambda: net.journal.whole_world(3, since=healed_at), REJOIN_S)
+    console.release(last_agent(net).output)
+    all_return(net, healed_at, wait_until)
+
+
+def test_v3_a_node_whose_disk_hangs_is_cut_off(network: MakeNetwork, disk: Disk, wait_until: WaitUntil) -> None:
+    """V3: events cannot be recorded, and the fence falls all the same."""
+    net = start_three(network(3), wait_until, "--log-dir", str(disk.folder))
+    disk.freeze()
+    try:
+        survivors_run(net, net.nodes[2].cut(), wait_until, LEASE_S + 0.5)
+    finally:
+        disk.thaw()
+    all_return(net, net.nodes[2].heal(), wait_until)
 
 
 def test_v4_a_reset_that_only_the_store_sees(three_nodes: Network, wait_until: WaitUntil) -> None:
