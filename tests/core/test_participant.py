@@ -390,6 +390,26 @@ class TestProof:
         assert stage.nodes["c"].is_returning
         assert stage.nodes["c"].why_fenced == "generation 2 was formed without this node"
 
+    def test_m12_who_finds_nothing_left_of_its_generation_is_fenced(self) -> None:
+        """M12: somebody has cleared the job meanwhile; asking again and again would not help."""
+        stage = formed("a", "b", policy=OPEN.replace(after_expiry_s=27.0))
+        stage.store._end(stage.leases["b"], "expired")
+        stage.come_back("b")
+        stage.store.transact(Transaction((), (Delete(job.GENERATION),)))
+        stage.settle()
+        assert "is not in the store any more" in stage.nodes["b"].why_fenced
+
+    def test_m12_who_was_not_seated_yet_agrees_anew_on_the_settings(self) -> None:
+        """M12: its place may be that of another job by now."""
+        stage = Stage()
+        stage.join("a")
+        stage.settle()
+        stage.store._end(stage.leases["a"], "expired")
+        stage.store.transact(Transaction((), (Delete(job.SETTINGS),)))
+        stage.come_back("a")
+        stage.settle()
+        assert any(item.key == job.SETTINGS for item in stage.store.read("").items)
+
     def test_whose_workers_were_killed_says_so(self) -> None:
         """Its warden ended them, and nobody else knows."""
         stage = formed("a", "b")

@@ -72,6 +72,7 @@ class Membership:
         self._departure: job.Signal | None = None
         self._former = joining.former
         self.is_returning = False  # we have a new lease, but nobody has taken note yet that we are still a member
+        self._is_forgotten = False  # nothing is left of the generation that we wanted to return to
         self._closing: job.Closed | None = None
         self.is_leaving = False
         self.has_left = False
@@ -114,6 +115,7 @@ class Membership:
         self._joining = self._joining.replace(lease=lease)
         self._written = None
         self.is_returning = self.seat is not None
+        self._agreed = self.is_returning  # who has no seat may meet another job of this name
         self.look_again()
 
     def look_again(self) -> None:
@@ -218,8 +220,8 @@ class Membership:
         if self.seat is not None and self._departure is not None and self.board.closed is None and self._is_missed(self.seat):
             return self._create(job.signal_key(self.seat.generation), self._departure)
         go: tuple[Operation, ...] = (Delete(job.node_key(self.id)),)
-        if self.seat is not None and self.board.closed is None:
-            go = (*go, Put(job.left_key(self.seat.generation, self.id), job.LEFT))
+        if 0 < self.board.number <= self._last_generation and self.board.closed is None:
+            go = (*go, Put(job.left_key(self._last_generation, self.id), job.LEFT))
         term = self.leader.term if self.leader else 0  # who does not lead deletes the leader's key only if there is none
         return Transaction((Compare(job.LEADER, "create", term),), (*go, Delete(job.LEADER)), go)
 

@@ -82,6 +82,8 @@ class Participant(Membership):
             return f"the others go on without this node: {board.expelled[self.id]}"
         if seat is not None and board.number > seat.generation:
             return f"generation {board.number} was formed without this node"
+        if seat is not None and self._is_forgotten:
+            return f"generation {seat.generation} is not in the store any more: the job was cleared"
         return ""
 
     def take_news(self) -> list[News]:
@@ -120,6 +122,8 @@ class Participant(Membership):
             case Get(key) if key.startswith(job.DOWN):
                 if outcome.items[0] is not None:
                     self.board.post(outcome.items[0], now)
+                elif key == job.GENERATION:
+                    self._is_forgotten = self.is_returning
             case Get(key):
                 self._note_seat(key, outcome.items[0])
             case Delete(key, _) if key == job.node_key(self.id):

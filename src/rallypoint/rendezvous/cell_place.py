@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from contextlib import suppress
 
 from rallypoint.core import job_records as job
 from rallypoint.core.clearing import clearing
+from rallypoint.core.coordination import Transaction
 from rallypoint.rendezvous.endpoint import get_local_address
 from rallypoint.rendezvous.place import Place
 from rallypoint.rendezvous.torch_stores import torch_distributed
@@ -80,8 +82,8 @@ def clear_if_dead(engine: Coordination) -> None:
     """Delete what is left of a job of which no node is alive. One that somebody has closed stays closed, as torch's do."""
     left = engine.read("", time.monotonic() + CLEAR_S)
     closed = next((item for item in left.items if item.key == job.CLOSED), None)
-    transaction = clearing(left)
-    if transaction is not None and (closed is None or job.decode(job.Closed, closed.value).kind != "closed"):
+    transaction = clearing(left, math.inf)  # nobody comes back here: the fence is as long as the lease
+    if isinstance(transaction, Transaction) and (closed is None or job.decode(job.Closed, closed.value).kind != "closed"):
         engine.transact(transaction, time.monotonic() + CLEAR_S)
 
 

@@ -189,11 +189,9 @@ class Driver:
                 return self._end_session(participant, why)
             is_reached = True
             try:
-                is_busy = self._turn(engine, participant)
+                is_busy = self._turn_or_come_back(engine, participant)
             except LeaseLostError as error:
-                if not self._come_back(engine, participant):
-                    return self._end_session(participant, str(error))
-                is_busy = True
+                return self._end_session(participant, str(error))
             except UnreachableError:
                 is_busy = is_reached = False
                 if self._is_stopped:
@@ -204,8 +202,7 @@ class Driver:
             except (StoreGoneError, RefusedError) as error:
                 self._end_session(participant, str(error))
                 raise
-            else:
-                self._renew_licence(engine, participant)
+            self._renew_licence(engine, participant)
             self._pass_on(participant)
             if self._is_stopped and not self._words and not self._has_to_say(participant):
                 return False
@@ -226,18 +223,27 @@ class Driver:
                 raise StoreGoneError(why)
         return None
 
-    def _come_back(self, engine: Coordination, participant: Participant) -> bool:
-        """Our lease has ended: whether we are still within our fence, and go on with a new lease, or try to."""
-        until = self._returns_until if participant.is_returning else engine.may_return_until()
-        if time.monotonic() >= until or self._is_stopped:
-            return False
-        self._returns_until = until
+    def _turn_or_come_back(self, engine: Coordination, participant: Participant) -> bool:
         try:
-            participant.come_back(engine.grant(self._patience.lease_s, min(until, time.monotonic() + REQUEST_TIMEOUT_S)))
-        except UnreachableError:
-            wait_readable([self._bell.fileno()], min(RETRY_S, max(0.0, until - time.monotonic())))
-            self._bell.silence()
-        return True
+            return self._turn(engine, participant)
+        except LeaseLostError:
+            if not self._come_back(engine, participant):
+                raise
+            return True
+
+    def _come_back(self, engine: Coordination, participant: Participant) -> bool:
+        """Our lease has ended: whether we have got a new one while we are still within our fence."""
+        if not participant.is_returning:
+            self._returns_until = engine.may_return_until()
+        while not self._is_stopped and (now := time.monotonic()) < self._returns_until:
+            try:
+                lease = engine.grant(self._patience.lease_s, min(self._returns_until, now + REQUEST_TIMEOUT_S))
+            except (UnreachableError, LeaseLostError):  # also one that has run out while it was granted
+                self.wait(min(RETRY_S, max(0.0, self._returns_until - time.monotonic())))
+            else:
+                participant.come_back(lease)
+                return True
+        return False
 
     def _renew_licence(self, engine: Coordination, participant: Participant) -> None:
         """Until when our workers may run. As long as it is not known that we are back, what we had before counts."""

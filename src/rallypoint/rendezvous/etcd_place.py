@@ -7,8 +7,8 @@ from contextlib import suppress
 from math import inf
 
 from rallypoint import report
-from rallypoint.core.clearing import clearing
-from rallypoint.core.coordination import Event
+from rallypoint.core.clearing import MayReturn, clearing
+from rallypoint.core.coordination import Event, Item, Transaction
 from rallypoint.rendezvous.place import Place
 from rallypoint.rendezvous.settings import Settings
 from rallypoint.store.coordination import Coordination, CoordinationError, UnreachableError
@@ -38,6 +38,8 @@ class EtcdPlace(Place):
         self._settings = settings
         self._bootstrap = bootstrap
         self._is_cleared = False
+        self._found: tuple[Item, ...] = ()  # what is left of a job that may have ended
+        self._silent_since = 0.0
 
     @property
     def is_host(self) -> bool:
@@ -54,8 +56,25 @@ class EtcdPlace(Place):
         assert isinstance(engine, EtcdCoordination)
         engine.connect(max(deadline, time.monotonic() + CONNECT_S))
         if not self._is_cleared:
-            clear_if_over(engine)
+            self._begin_anew_if_over(engine, deadline)
             self._is_cleared = True
+
+    def _begin_anew_if_over(self, engine: Coordination, deadline: float) -> None:
+        """Clear what is left of a job that is over; UnreachableError, at the deadline, while that cannot be known."""
+        left, now = engine.read("", time.monotonic() + CLEAR_S), time.monotonic()
+        if left.items != self._found:
+            is_first, self._found, self._silent_since = not self._found, left.items, now
+        else:
+            is_first = False
+        match clearing(left, now - self._silent_since):
+            case MayReturn(nodes, for_s):
+                why = f"{nodes} nodes of a job of this id are silent, and may be back within {for_s:.0f} s"
+                if is_first:
+                    report.info(f"{why}; waiting for that")
+                time.sleep(max(0.0, min(for_s, deadline - now)))
+                raise UnreachableError(why)
+            case Transaction() as transaction:
+                engine.transact(transaction, time.monotonic() + CLEAR_S)
 
     def _try_once(self, lease_s: float, slice_ends: float) -> tuple[Coordination, int]:
         if self._bootstrap is not None:
@@ -118,5 +137,5 @@ class TellingCoordination(EtcdCoordination):
 def clear_if_over(engine: Coordination) -> None:
     """Delete what is left of a job of which no node is alive."""
     transaction = clearing(engine.read("", time.monotonic() + CLEAR_S))
-    if transaction is not None:
+    if isinstance(transaction, Transaction):
         engine.transact(transaction, time.monotonic() + CLEAR_S)

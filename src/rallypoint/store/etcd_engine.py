@@ -140,9 +140,9 @@ class EtcdCoordination(Coordination):
     # --- the lease ---------------------------------------------------------------------------------------------------------
 
     def grant(self, ttl_s: float, deadline: float) -> int:
+        """The lease that we had, and until when it was good, is forgotten only when the new one is there."""
         with self._serving():
             self._connect_if_need_be(deadline)
-            self._keeper.hold(None)
             lease = self._new_lease(math.ceil(ttl_s), deadline)
             self._bind(lease.number, lease.number, deadline)
             self._keeper.hold(lease)
@@ -152,7 +152,7 @@ class EtcdCoordination(Coordination):
         """Whatever comes of it, the lease is not ours any more: once the others may think that we left, we must have."""
         lease = self._keeper.lease
         if lease is not None and not lease.is_lost:
-            self._keeper.lose()
+            self._keeper.give_back()
             with self._serving():
                 farewell = self._new_lease(FAREWELL_S, deadline)
                 self._bind(lease.number, farewell.number, deadline)
@@ -160,12 +160,12 @@ class EtcdCoordination(Coordination):
         self._keeper.hold(None)
 
     def valid_until(self) -> float:
+        """Also of a lease that has ended: the others wait for as long as the fence is."""
         lease = self._keeper.lease
-        return math.inf if lease is None else lease.valid_until() + max(0.0, self._fence_s - lease.ttl_s)
+        return math.inf if lease is None else lease.renewed_until() + max(0.0, self._fence_s - lease.ttl_s)
 
     def may_return_until(self) -> float:
-        lease = self._keeper.lease
-        return -math.inf if lease is None else lease.renewed_until() + max(0.0, self._fence_s - lease.ttl_s)
+        return -math.inf if self._keeper.lease is None else self.valid_until()
 
     def _new_lease(self, ttl_s: int, deadline: float) -> HeldLease:
         answer = self._caller.call(GRANT, {"TTL": str(ttl_s)}, deadline)

@@ -87,6 +87,12 @@ class Keeper:
             if self.lease is not None:
                 self.lease.is_lost = True
 
+    def give_back(self) -> None:
+        with self._lock:
+            self._is_beat_due = False
+            if self.lease is not None:
+                self.lease.give_back()
+
     @property
     def is_lease_lost(self) -> bool:
         return self.lease is not None and self.lease.is_lost

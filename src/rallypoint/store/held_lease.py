@@ -40,8 +40,13 @@ class HeldLease:
     def note_answer(self, sent_at: float, is_kept: bool) -> None:
         """The keepalive, or the taking up, that was sent then was answered."""
         self.is_lost = self.is_lost or not is_kept
-        self._renewed_at = max(self._renewed_at, sent_at)
+        if is_kept:
+            self._renewed_at = max(self._renewed_at, sent_at)
         self._oldest_unanswered = math.inf
+
+    def give_back(self) -> None:
+        """We do not want it any more, and whatever it was still good for is over."""
+        self.is_lost, self._renewed_at = True, -math.inf
 
     def note_break(self) -> None:
         """What was asked over the connection that broke will not be answered."""
