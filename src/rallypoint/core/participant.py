@@ -84,6 +84,11 @@ class Participant(Membership):
             return f"generation {board.number} was formed without this node"
         return ""
 
+    @property
+    def is_stopping(self) -> bool:
+        """Whether our agent was told to stop the workers of our generation, and has not said yet that they are gone."""
+        return self.seat is not None and self._stopped == self.seat.generation
+
     def take_news(self) -> list[News]:
         news, self._news = self._news, []
         return news
