@@ -19,7 +19,7 @@
         ├── RendezvousStateError              the coordination store holds something impossible
         └── RendezvousGracefulExitError       this node is not needed and may go home
 
-What else comes up is a bug of ours, unless the host is to blame, as `is_hosts_fault` tells: it has run out of something, or something
+What else comes up is a bug of ours, unless the host is to blame (`is_hosts_fault`): it has run out of something, or something
 was removed under us.
 
 ``ChildFailedError``, which says which workers failed and why, lives in ``processes.failures`` beside the summary that it prints.
