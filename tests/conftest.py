@@ -299,8 +299,11 @@ def script(tmp_path: Path) -> Callable[..., Path]:
     return write
 
 
-def command_line(args: Sequence[Argument]) -> list[str]:
-    return [sys.executable, "-m", "rallypoint", "run", *(os.fspath(arg) for arg in args)]
+RALLYRUN = (sys.executable, "-m", "rallypoint", "run")
+
+
+def command_line(args: Sequence[Argument], launcher: Sequence[Argument] = RALLYRUN) -> list[str]:
+    return [os.fspath(arg) for arg in (*launcher, *args)]
 
 
 def merged_environment(env: Mapping[str, str] | None) -> dict[str, str]:
@@ -331,11 +334,13 @@ def rallyrun(tmp_path: Path) -> RunRallyrun:
 class RunningRallyrun:
     """A launcher that runs beside the test; what it and its workers print is in two files."""
 
-    def __init__(self, args: Sequence[Argument], env: Mapping[str, str] | None, folder: Path) -> None:
+    def __init__(
+        self, args: Sequence[Argument], env: Mapping[str, str] | None, folder: Path, launcher: Sequence[Argument] = RALLYRUN
+    ) -> None:
         self._out, self._err = folder / "stdout.txt", folder / "stderr.txt"
         with self._out.open("wb") as out, self._err.open("wb") as err:
             self.process = subprocess.Popen(
-                command_line(args),
+                command_line(args, launcher),
                 env=merged_environment(env),
                 cwd=folder.parent,
                 stdin=subprocess.DEVNULL,
@@ -398,18 +403,25 @@ class RunningRallyrun:
 
 
 class StartRallyrun(Protocol):
-    def __call__(self, args: Sequence[Argument], env: Mapping[str, str] | None = None) -> RunningRallyrun: ...
+    def __call__(
+        self, args: Sequence[Argument], env: Mapping[str, str] | None = None, launcher: Sequence[Argument] = RALLYRUN
+    ) -> RunningRallyrun: ...
 
 
 @pytest.fixture
 def start_rallyrun(tmp_path: Path, private_tmpdir: Path) -> Iterator[StartRallyrun]:
-    """``start_rallyrun(args, env=…)`` starts the real command and gives a handle: ``wait_for``, ``wait_for_line``, ``wait``."""
+    """``start_rallyrun(args, env=…)`` starts the real command and gives a handle: ``wait_for``, ``wait_for_line``, ``wait``.
+
+    A `launcher` is what stands before the arguments, where that is not the plain command.
+    """
     running: list[RunningRallyrun] = []
 
-    def start(args: Sequence[Argument], env: Mapping[str, str] | None = None) -> RunningRallyrun:
+    def start(
+        args: Sequence[Argument], env: Mapping[str, str] | None = None, launcher: Sequence[Argument] = RALLYRUN
+    ) -> RunningRallyrun:
         folder = tmp_path / f"rallyrun_{len(running)}"
         folder.mkdir()
-        running.append(RunningRallyrun(args, env, folder))
+        running.append(RunningRallyrun(args, env, folder, launcher))
         return running[-1]
 
     yield start

@@ -43,13 +43,6 @@ _SIGNAL_BASE = 128  # what shells add to the number of the signal that ended a p
 _SIGINT = 2
 _LAST_LINES_S = 60.0  # for a console that takes its time, as a pager does
 _LAST_LINES_AFTER_A_SIGNAL_S = 5.0
-_FORESEEN: tuple[tuple[type[Exception], int], ...] = (
-    (errors.UsageError, ExitCode.USAGE),
-    (errors.RendezvousError, ExitCode.RENDEZVOUS_FAILED),
-    (errors.UnkillableWorkersError, ExitCode.HOST_UNUSABLE),
-    (errors.HostLimitError, ExitCode.HOST_UNUSABLE),
-    (errors.RallypointError, ExitCode.WORKER_FAILED),
-)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -170,21 +163,17 @@ def _explain(error: BaseException, pass_exit_code: bool) -> int:
             return _SIGNAL_BASE + int(error.sigval)
         case KeyboardInterrupt():
             return _SIGNAL_BASE + _SIGINT
-    for kind, code in _FORESEEN:
-        if isinstance(error, kind):
-            report.error(f"rallyrun: error: {' '.join(_sentence(error).split())}")  # one line, whatever the message holds
-            return code
-    from rallypoint import host_limits
+    code = errors.exit_code(error)
+    if code == ExitCode.INTERNAL:
+        return _confess(error)
+    if errors.is_hosts_fault(error) and not isinstance(error, errors.RallypointError):
+        from rallypoint import host_limits
 
-    if (trouble := host_limits.exhausted(error)) is not None:
-        report.error(f"rallyrun: error: {trouble}")
-        return ExitCode.HOST_UNUSABLE
-    return _confess(error)
-
-
-def _sentence(error: Exception) -> str:
-    """What an error of ours says; of one that is also the kernel's, without its number."""
-    return str(error.strerror or error) if isinstance(error, errors.WorkerStartError) else str(error)
+        report.debug(_traceback(error))
+        report.error(f"rallyrun: error: this host cannot run the workers: {host_limits.exhausted(error) or errors.in_words(error)}")
+    else:
+        report.error(f"rallyrun: error: {errors.in_words(error)}")
+    return code
 
 
 def _first_cause(error: Any) -> int:
@@ -197,11 +186,15 @@ def _first_cause(error: Any) -> int:
 
 def _confess(error: BaseException) -> int:
     """What nobody foresaw is a bug of ours, and its traceback is what will find it."""
-    import traceback
-
-    report.error("".join(traceback.format_exception(type(error), error, error.__traceback__)).rstrip())
+    report.error(_traceback(error))
     report.error("rallyrun: error: this is a bug in rallypoint, not in your program; please report it with the lines above")
     return ExitCode.INTERNAL
+
+
+def _traceback(error: BaseException) -> str:
+    import traceback
+
+    return "".join(traceback.format_exception(type(error), error, error.__traceback__)).rstrip()
 
 
 def _version(program: str) -> str:

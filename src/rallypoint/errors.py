@@ -20,6 +20,9 @@
         ├── RendezvousStateError              the coordination store holds something impossible
         └── RendezvousGracefulExitError       this node is not needed and may go home
 
+What else comes up is a bug of ours, unless the host is to blame (`is_hosts_fault`): it has run out of something, or something
+was removed under us.
+
 ``ChildFailedError``, which says which workers failed and why, lives in ``processes.failures`` beside the summary that it prints.
 """
 
@@ -48,6 +51,9 @@ __all__ = [
     "WorkerNotAllowedError",
     "WorkerNotFoundError",
     "WorkerStartError",
+    "exit_code",
+    "in_words",
+    "is_hosts_fault",
     "worker_start_error",
 ]
 
@@ -59,7 +65,7 @@ class ExitCode:
     WORKER_FAILED = 1  # a worker failed and no restart was left; running the job again may help
     USAGE = 2  # bad input, nothing was started; running it again will not help
     RENDEZVOUS_FAILED = 3  # the nodes did not meet; running it again may help
-    HOST_UNUSABLE = 4  # workers could not be killed, or a limit of the machine was reached; use another host
+    HOST_UNUSABLE = 4  # this host cannot run the workers; use another
     INTERNAL = 70  # a bug of ours
 
 
@@ -163,3 +169,45 @@ class RendezvousStateError(RendezvousError):
 
 class RendezvousGracefulExitError(RendezvousError):
     """This node was left out and may end successfully."""
+
+
+_HOSTS_FAULTS = frozenset({
+    errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.ENOBUFS, errno.ENOSPC, errno.EDQUOT, errno.EFBIG,  # used up
+    errno.ENOENT, errno.ENOTDIR, errno.ESTALE, errno.EIO, errno.EROFS, errno.ENODEV, errno.ENXIO,  # removed, or broken
+    errno.EACCES, errno.EPERM, errno.ENOSYS, errno.ENOEXEC, errno.ELIBBAD, errno.E2BIG, errno.ETXTBSY,  # not allowed, or not able
+})  # fmt: skip
+_NO_THREAD = "can't start new thread"  # the interpreter has no class for it
+_CODES: tuple[tuple[type[BaseException], int], ...] = (
+    (UsageError, ExitCode.USAGE),
+    (RendezvousError, ExitCode.RENDEZVOUS_FAILED),
+    (UnkillableWorkersError, ExitCode.HOST_UNUSABLE),
+    (WorkerStartError, ExitCode.HOST_UNUSABLE),
+    (RallypointError, ExitCode.WORKER_FAILED),
+)
+
+
+def exit_code(error: BaseException) -> int:
+    """What a scheduler is told about it, where it is neither a signal nor the failure of a worker of ours."""
+    for kind, code in _CODES:
+        if isinstance(error, kind):
+            return code
+    return ExitCode.HOST_UNUSABLE if is_hosts_fault(error) else ExitCode.INTERNAL
+
+
+def is_hosts_fault(error: BaseException) -> bool:
+    """Whether this machine is to blame for an error that nobody foresaw: another may do better."""
+    if isinstance(error, OSError):
+        return error.errno in _HOSTS_FAULTS
+    return isinstance(error, MemoryError | ImportError) or (isinstance(error, RuntimeError) and str(error) == _NO_THREAD)
+
+
+def in_words(error: BaseException) -> str:
+    """One line, whatever the message holds."""
+    if isinstance(error, OSError) and error.strerror:
+        where = f": {error.filename}" if error.filename else ""
+        return " ".join(f"{error.strerror}{where}".split())
+    said = " ".join(str(error).split())
+    if isinstance(error, MemoryError):
+        return said or "out of memory"
+    is_plain = isinstance(error, RallypointError | RendezvousError) or is_hosts_fault(error)
+    return said if is_plain else f"{type(error).__name__}: {said}"

@@ -12,7 +12,14 @@ from collections.abc import Callable, Sequence
 from rallypoint import defaults, events, metrics, outbox, report
 from rallypoint.config import LaunchConfig, resolve_shutdown_timeout
 from rallypoint.core.restarts import RestartPolicy
-from rallypoint.errors import JobFailedError, RendezvousError, SignalException, UnkillableWorkersError, UsageError
+from rallypoint.errors import (
+    JobFailedError,
+    RendezvousError,
+    SignalException,
+    UnkillableWorkersError,
+    UsageError,
+    in_words,
+)
 from rallypoint.local_agent import LocalElasticAgent
 from rallypoint.rendezvous import registry as rdzv_registry
 from rallypoint.rendezvous.coordinated import CoordinatedHandler
@@ -190,10 +197,10 @@ def _raise_failures(name: str, result: RunResult, handler: RendezvousHandler) ->
 
 
 def _leave(handler: RendezvousHandler, error: Exception | None = None) -> None:
-    """Leave a job of several nodes. An error that is ours alone ends it; a host that cannot be used, or a signal, does not."""
+    """Leave a job of several nodes, with word of what is wrong with this one alone, if it is that."""
     if isinstance(handler, CoordinatedHandler):
         is_ours = error is not None and not isinstance(error, RendezvousError | JobFailedError | UnkillableWorkersError)
-        handler.leave(" ".join(str(error).split()) if is_ours else "")
+        handler.leave(in_words(error) if error is not None and is_ours else "")
 
 
 def _is_child_failure(error: Exception) -> bool:

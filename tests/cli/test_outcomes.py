@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import signal
 import sys
 from collections.abc import Iterator
@@ -66,7 +67,14 @@ def test_success(launch: Launch, train: str, capfd: pytest.CaptureFixture[str]):
         (errors.UsageError("the field x\nis wrong"), (2, "rallyrun: error: the field x is wrong")),
         (errors.RendezvousTimeoutError("1 of 2 nodes came"), (3, "rallyrun: error: 1 of 2 nodes came")),
         (errors.UnkillableWorkersError([77], 10.0), (4, "pid 77")),
-        (errors.WorkerStartError("cannot start x"), (1, "rallyrun: error: cannot start x")),
+        (errors.WorkerStartError("cannot start x"), (4, "rallyrun: error: cannot start x")),
+        (errors.worker_start_error(errno.ENOENT, "no x"), (4, "rallyrun: error: no x")),
+        (OSError(errno.EMFILE, "Too many open files", "a.py"), (4, "cannot run the workers: Too many open files: a.py")),
+        (BlockingIOError(errno.EAGAIN, "Try again"), (4, "this host cannot run the workers: Try again")),
+        (FileNotFoundError(errno.ENOENT, "No such file or directory"), (4, "cannot run the workers: No such file or directory")),
+        (MemoryError(), (4, "rallyrun: error: this host cannot run the workers: out of memory")),
+        (ModuleNotFoundError("No module named 'rallypoint.x'"), (4, "cannot run the workers: No module named 'rallypoint.x'")),
+        (RuntimeError("can't start new thread"), (4, "this host cannot run the workers: can't start new thread")),
         (errors.JobFailedError("rank 3 failed", ["who"], 7), (1, "rallyrun: error: the job has failed: rank 3 failed")),
         (errors.RendezvousClosedError("the job has ended: its host left"), (3, "rallyrun: error: the job has ended")),
         (errors.SignalException("got it", signal.SIGTERM), (143, "")),
@@ -120,11 +128,12 @@ def test_a_failure_prints_its_summary(launch: Launch, train: str, capfd: pytest.
     assert str(launch.error) in capfd.readouterr().err
 
 
-def test_a_bug_of_ours_is_told_as_one(launch: Launch, train: str, capfd: pytest.CaptureFixture[str]):
-    launch.error = RuntimeError("impossible")
+@pytest.mark.parametrize("error", [RuntimeError("impossible"), OSError(errno.EBADF, "impossible"), KeyError("impossible")])
+def test_a_bug_of_ours_is_told_as_one(launch: Launch, train: str, capfd: pytest.CaptureFixture[str], error: Exception):
+    launch.error = error
     assert cli.main([train]) == 70
     err = capfd.readouterr().err
-    assert "RuntimeError: impossible" in err
+    assert "impossible" in err
     assert "Traceback" in err
     assert "a bug in rallypoint" in err
 

@@ -94,7 +94,7 @@ class CoordinatedHandler(WakingHandler):
 
     @abstractmethod
     def leave(self, failure: str = "") -> None:
-        """We leave, our workers being gone; with a `failure` the job is over, because it cannot go on without an answer to it."""
+        """We leave, our workers being gone. A `failure` says what is wrong here: the others go on, if they are enough."""
 
     @abstractmethod
     def end_error(self) -> Exception | None:

@@ -296,6 +296,8 @@ class Driver:
         if participant.seat is not None:
             self._end_licence()
         self._pass_on(participant)
+        if participant.is_stopping:  # our agent is busy with that, or stuck in it, and hears nothing
+            report.warn(f"this node's workers are killed: {why}")
         if participant.seat is not None:
             self._fenced.ring()
             self._hear(Fenced(why))

@@ -16,7 +16,7 @@ from rallypoint.core import news
 from rallypoint.core.failure_reports import NodeReport, WorkerFailure
 from rallypoint.core.participant import Participant
 from rallypoint.core.ranks import WorkerRanks
-from rallypoint.errors import RendezvousConnectionError, RendezvousError
+from rallypoint.errors import RendezvousConnectionError, RendezvousError, is_hosts_fault
 from rallypoint.processes.context import wait_readable
 from rallypoint.processes.licence import Licence
 from rallypoint.rendezvous import endings
@@ -275,7 +275,8 @@ class DynamicRendezvous(CoordinatedHandler):
         return self._worker_store.hold(self._address)
 
     def _lost_error(self, error: Exception) -> Exception:
-        return error if isinstance(error, RendezvousError) else RendezvousConnectionError(str(error))
+        is_told = isinstance(error, RendezvousError) or is_hosts_fault(error)
+        return error if is_told else RendezvousConnectionError(str(error))
 
     def _tell(self, word: Word) -> None:
         if self._driver is not None:

@@ -96,11 +96,12 @@ class Job:
 
     def start(
         self, *flags: str, nnodes: str = "1:2", workers: int = 2, conf: str = "last_call_timeout=0.2", host: str = "localhost",
-        run_id: str = "a-job", env: dict[str, str] | None = None,
+        run_id: str = "a-job", env: dict[str, str] | None = None, port: int | None = None, **how: Any,
     ) -> Node:  # fmt: skip
+        endpoint = f"{host}:{port or self.port}"
         size = ["--nnodes", nnodes, "--nproc-per-node", str(workers)]
-        meeting = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"{host}:{self.port}", "--rdzv-id", run_id, "--rdzv-conf", conf]
-        return Node(self._start([*size, *meeting, *flags, self._member, self.folder], env), workers)
+        meeting = ["--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint, "--rdzv-id", run_id, "--rdzv-conf", conf]
+        return Node(self._start([*size, *meeting, *flags, self._member, self.folder], env, **how), workers)
 
     def start_host(self, *flags: str, **options: Any) -> Node:
         """The same, for the agent that is to be the host of the store."""

@@ -1,9 +1,10 @@
-"""An agent that stands still, or whose warden does: its workers are gone before the others start theirs."""
+"""An agent that stands still, wholly or in part, or whose warden does: its workers are gone before the others start theirs."""
 
 from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,11 @@ from tests.e2e.nodes.conftest import LOADED_S, MEMBER, Job
 
 STOPPED_S = 8.0
 LEASE_S = 3.0
+QUICK = "last_call_timeout=0.2,keep_alive_interval=0.4,close_timeout=1"
+QUICK_LEASE_S = 1.2  # three such intervals
+PATIENCE_S = 6.0  # the shutdown time of 1 s, and 5 s more
+MARGIN_S = 0.3
+REPOSITORY = Path(__file__).parents[3]
 
 # As the members of other tests; and every 5 ms each writes down when it was still there.
 BEATS = """
@@ -28,6 +34,29 @@ def beat(path):
 
 import sys
 threading.Thread(target=beat, args=(f"{sys.argv[1]}/beat.{os.getpid()}",), daemon=True).start()
+"""
+
+# The agent's main thread never comes back from stopping its workers.
+STUCK = """
+import os, sys, threading
+from rallypoint import cli, launch
+from rallypoint.local_agent import LocalElasticAgent
+
+class Stuck(LocalElasticAgent):
+    def _stop_workers(self, group, is_restart=False):
+        os.write(2, b"STUCK\\n")
+        threading.Event().wait()
+
+launch.LocalElasticAgent = Stuck
+sys.exit(cli.main(sys.argv[1:]))
+"""
+
+RELAY = """
+import sys, threading
+from tests.relay import relay
+with relay(int(sys.argv[1])) as port:
+    print("PORT", port, flush=True)
+    threading.Event().wait()
 """
 
 
@@ -100,6 +129,62 @@ def test_v5_a_node_that_is_cut_off_and_whose_warden_is_stopped(
     host.send_signal(signal.SIGCONT)
     for node in (third, second, host):
         node.end()
+
+
+def start_with_a_stuck_one(job: Job, launcher: list[Any], **third: Any) -> tuple[list[Any], list[Any]]:
+    """Three nodes in one world, the last of which will not stop its workers, and these."""
+    flags, options = ("--max-restarts", "1", "--shutdown-timeout", "1"), {"nnodes": "2:3", "conf": QUICK}
+    nodes = [job.start_host(*flags, **options), job.start(*flags, **options)]
+    nodes.append(job.start(*flags, launcher=launcher, **{**options, **third}))
+    starts = [node.wait_for_world(6) for node in nodes]
+    return nodes, starts[2]
+
+
+def test_v1_a_node_that_never_stops_its_workers_is_replaced_once_its_fence_has_ended_them(
+    beating_job: Job, script: Any, alive: Any, within: Any
+) -> None:
+    """V1: the main thread of one agent of three hangs for good. The others are patient, then expel it, and wait for its fence."""
+    launcher = [sys.executable, script(STUCK, "stuck.py")]
+    (host, second, third), workers = start_with_a_stuck_one(beating_job, launcher)
+    beating_job.order(0, "os._exit(9)")
+    third.wait_for_line("STUCK")
+    stuck_at = time.monotonic()
+    groups = [node.wait_for_world(4, timeout_s=30.0) for node in (host, second)]
+    assert not any(alive(start.pid) for start in workers)
+    assert max(last_beat(beating_job, start.pid) for start in workers) < first_start(*groups)
+    waited_s = first_start(*groups) - stuck_at
+    assert waited_s > PATIENCE_S - LOADED_S / 4  # it was told a moment before it could say so
+    within("from being stuck to the world without it", waited_s, PATIENCE_S + QUICK_LEASE_S + MARGIN_S + 1.0)
+    third.wait_for_line("the others go on without this node: its workers had not stopped 6 s after generation 1 was over")
+    assert third.agent.process.poll() is None
+    assert "which did not stop in time" in second.stderr
+    beating_job.finish()
+    assert [node.wait() for node in (host, second)] == [0, 0]
+    third.kill()
+
+
+def test_v2_the_fence_of_a_node_that_is_cut_off_acts_although_its_main_thread_hangs(
+    beating_job: Job, script: Any, start_command: Any, wait_until: Any, alive: Any, numbers: Any
+) -> None:
+    """V2: it is cut off while it should stop its workers."""
+    way = [sys.executable, script(RELAY, "way.py"), str(beating_job.port)]
+    relay = start_command(way, env={**os.environ, "PYTHONPATH": str(REPOSITORY)})
+    (port,) = wait_until(lambda: numbers("PORT", relay.stdout))
+    launcher = [sys.executable, script(STUCK, "stuck.py")]
+    through = {"host": "127.0.0.1", "port": port, "conf": f"{QUICK},is_host=false"}
+    (host, second, third), workers = start_with_a_stuck_one(beating_job, launcher, **through)
+    beating_job.order(0, "os._exit(9)")
+    third.wait_for_line("STUCK")
+    os.kill(relay.pid, signal.SIGSTOP)  # nothing passes any more, and no connection is closed
+    cut_at = time.monotonic()
+    groups = [node.wait_for_world(4, timeout_s=30.0) for node in (host, second)]
+    ended_at = max(last_beat(beating_job, start.pid) for start in workers)
+    assert not any(alive(start.pid) for start in workers)
+    assert ended_at < first_start(*groups)
+    assert ended_at < cut_at + QUICK_LEASE_S + LOADED_S  # by the fence, before anybody's patience was over
+    beating_job.finish()
+    assert [node.wait() for node in (host, second)] == [0, 0]
+    third.kill()
 
 
 def test_v4_a_killed_agent_is_replaced_at_once_and_not_before_its_workers_are_gone(

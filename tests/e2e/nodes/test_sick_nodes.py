@@ -1,0 +1,202 @@
+"""A node that cannot run its workers, or whose workers always fail: it is left out, and the others go on if they are enough."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.conftest import RALLYRUN
+from tests.e2e.nodes.conftest import MEMBER, Job
+
+HOST_UNUSABLE, WORKER_FAILED = 4, 1
+SEAT = re.compile(r"^rallyrun: generation \d+: this node is \d+ of (\d+)", re.MULTILINE)
+QUICK = "last_call_timeout=0.2,close_timeout=1"
+
+# An agent that joins as any other does, and to which something happens when it is to start its workers.
+SICK = """
+import os, resource, sys
+from rallypoint import cli, launch
+from rallypoint.local_agent import LocalElasticAgent
+
+def files(agent):
+    lowest_free = os.dup(0)
+    os.close(lowest_free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free, lowest_free))
+
+def memory(agent):
+    resource.setrlimit(resource.RLIMIT_AS, (1, 1))
+
+def folder(agent):
+    os.mkdir("gone")
+    os.chdir("gone")
+    os.rmdir("../gone")
+
+def program(agent):
+    agent.get_worker_group().spec.entrypoint = "/nowhere/program"
+
+def package(agent):
+    class Nowhere:
+        def find_spec(self, name, path=None, target=None):
+            if name.startswith("rallypoint."):
+                raise ModuleNotFoundError(f"No module named {name!r}")
+    sys.meta_path.insert(0, Nowhere())
+    for name in ("rallypoint.processes.streams", "rallypoint.processes.causes"):
+        sys.modules.pop(name, None)
+
+class Sick(LocalElasticAgent):
+    def _start_workers(self, group):
+        globals()[os.environ["FAULT"]](self)
+        return super()._start_workers(group)
+
+launch.LocalElasticAgent = Sick
+sys.exit(cli.main(sys.argv[1:]))
+"""
+FAULTS = {
+    "files": "Too many open files",
+    "memory": "start new thread|Cannot allocate memory|out of memory",
+    "folder": "No such file or directory|working folder",
+    "program": "worker 0 could not be started: .*/nowhere/program",
+    "package": "No module named 'rallypoint",
+}
+
+
+def world_sizes(node: Any) -> list[int]:
+    """How many nodes there were in each generation that this one had a seat in."""
+    return [int(size) for size in SEAT.findall(node.stderr)]
+
+
+def last_words(node: Any) -> str:
+    """The one line by which a launcher says why it ended."""
+    (line,) = (line for line in node.stderr.splitlines() if line.startswith("rallyrun: error: "))
+    assert "Traceback" not in node.stderr
+    return str(line)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_m4_a_newcomer_that_cannot_run_its_workers_leaves_and_the_others_go_on(job: Job, script: Any, fault: str):
+    """M4: a healthy job of 2:3, and a third node with too few files, no memory, no folder, no program, or half a package."""
+    nodes = [job.start_host(nnodes="2:3"), job.start(nnodes="2:3")]
+    for node in nodes:
+        node.wait_for_world(4)
+    launcher = [sys.executable, script(SICK, "sick.py")]
+    sick = job.start(nnodes="2:3", launcher=launcher, env={"FAULT": fault})
+    assert sick.wait() == HOST_UNUSABLE
+    assert re.search(FAULTS[fault], last_words(sick))
+    for node in nodes:
+        node.wait_for_line("cannot run workers: ")
+        node.agent.wait_for(lambda node=node: world_sizes(node) == [2, 3, 2])
+    left_at = time.monotonic()
+    job.finish()
+    assert [node.wait() for node in nodes] == [0, 0]
+    for node in nodes:
+        assert re.search(f"cannot run workers: .*({FAULTS[fault]})", node.stderr)
+        assert world_sizes(node) == [2, 3, 2]
+        assert max(start.restarts for start in node.starts()) == 0
+    assert left_at
+
+
+@pytest.mark.parametrize("files", [12, 18, 24, 30])
+def test_m4_a_newcomer_that_may_open_too_few_files(job: Job, files: int):
+    """M4: wherever it is that they run out, in the rendezvous or later, that is a matter of this node."""
+    nodes = [job.start_host(nnodes="2:3"), job.start(nnodes="2:3")]
+    for node in nodes:
+        node.wait_for_world(4)
+    launcher = ["sh", "-c", f'ulimit -n {files} && exec "$@"', "sh", *RALLYRUN]
+    sick = job.start(nnodes="2:3", workers=16, launcher=launcher)
+    assert sick.wait() == HOST_UNUSABLE
+    assert last_words(sick)
+    job.finish()
+    assert [node.wait() for node in nodes] == [0, 0]
+    for node in nodes:
+        assert world_sizes(node) in ([2], [2, 3, 2])
+
+
+def test_m4_a_job_that_cannot_do_without_the_sick_node_ends_at_once(job: Job, script: Any, within: Any):
+    """M4: both nodes of 2:2 tell the reason."""
+    host = job.start_host(nnodes="2")
+    launcher = [sys.executable, script(SICK, "sick.py")]
+    sick = job.start(nnodes="2", launcher=launcher, env={"FAULT": "files"})
+    assert sick.wait() == HOST_UNUSABLE
+    left_at = time.monotonic()
+    assert host.wait() == WORKER_FAILED
+    within("from the end of the sick node to the end of the job", time.monotonic() - left_at, 1.0)
+    assert "Too many open files" in last_words(sick)
+    assert "cannot run workers: Too many open files" in last_words(host)
+    assert "1 of 2 nodes are left, too few to go on" in last_words(host)
+
+
+def test_m4_m5_a_node_whose_log_folder_vanishes_goes_on(job: Job, tmp_path: Path):
+    """M4, M5: its workers are restarted with all the others, when one fails."""
+    logs, flags = tmp_path / "logs", ("--max-restarts", "1")
+    nodes = [job.start_host(*flags, nnodes="2:3"), job.start(*flags, nnodes="2:3")]
+    nodes.append(job.start(*flags, "--log-dir", str(logs), "--tee", "3", nnodes="2:3"))
+    for node in nodes[:2]:
+        node.wait_for_world(6)
+    nodes[2].wait_for_line("START")
+    shutil.rmtree(logs)
+    failed_at = time.monotonic()
+    job.order(0, "os._exit(9)")
+    for node in nodes[:2]:
+        node.wait_for_world(6, since=failed_at)
+    job.finish()
+    assert [node.wait() for node in nodes] == [0, 0, 0]
+
+
+# --- workers that always fail ----------------------------------------------------------------------------------------------
+
+FAILING = "import os\nif os.environ.get('FAILS'):\n    os._exit(7)\n"
+
+
+@pytest.fixture
+def failing_job(start_rallyrun: Any, script: Any, orders: Path, free_port: Callable[[], int]) -> Job:
+    """A job with nodes of distinct names, on some of which each worker fails at once."""
+    return Job(start_rallyrun, script(FAILING + MEMBER, "member.py"), orders, free_port())
+
+
+def start_one_that_fails(job: Job, *flags: str, nnodes: str) -> list[Any]:
+    """Three nodes, of which the last cannot but fail."""
+    host = job.start_host("--node-rank", "0", *flags, nnodes=nnodes, conf=QUICK)
+    second = job.start("--node-rank", "1", *flags, nnodes=nnodes, conf=QUICK)
+    return [host, second, job.start("--node-rank", "2", *flags, nnodes=nnodes, conf=QUICK, env={"FAILS": "1"})]
+
+
+def test_m13_a_node_whose_workers_always_fail_is_left_out(failing_job: Job):
+    """M13: after its second failure the others go on without it, for a minute at first, and no restart is spent meanwhile."""
+    *others, failing = start_one_that_fails(failing_job, "--max-restarts", "10", nnodes="2:3")
+    for node in others:
+        starts = node.wait_for_world(4, timeout_s=30.0)
+        assert {start.restarts for start in starts} == {2}
+        left_out = re.search(r"left out, because their workers keep failing: rank2 for (\d+) s", node.stderr)
+        assert left_out is not None
+        assert int(left_out[1]) >= 30
+        assert world_sizes(node)[-1] == 2
+    failing_job.finish()
+    assert [node.wait() for node in others] == [0, 0]
+    assert failing.wait() == 0  # it was not needed
+
+
+def test_m13_a_node_whose_workers_always_fail_is_taken_where_it_is_needed(failing_job: Job):
+    """M13: of three nodes at least, none can be left out; so all restarts are spent, and the job fails."""
+    flags = ("--max-restarts", "3", "--restart-backoff", "0.1")
+    nodes = start_one_that_fails(failing_job, *flags, nnodes="3")
+    assert [node.wait() for node in nodes] == [WORKER_FAILED] * 3
+    for node in nodes:
+        assert world_sizes(node) == [3, 3, 3, 3]
+        assert "all 3 restart(s) are used up" in node.stderr
+
+
+def test_m8_nodes_that_wait_for_the_end_of_a_back_off_say_so(failing_job: Job):
+    """m8: every 10 s they say why they wait; they used to say that no node was here."""
+    flags = ("--max-restarts", "2", "--restart-backoff", "11")
+    nodes = start_one_that_fails(failing_job, *flags, nnodes="3")
+    for node in nodes:
+        node.wait_for_line("restart 2 of 2, after 11 s; here: rank0, rank1, rank2", timeout_s=20.0)
+        waits = re.findall(r"^rallyrun: waiting: (.*)", node.stderr, re.MULTILINE)
+        assert [line for line in waits if "nodes are here" in line] == []
+    assert [node.wait() for node in nodes] == [WORKER_FAILED] * 3
