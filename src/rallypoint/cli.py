@@ -170,7 +170,8 @@ def _explain(error: BaseException, pass_exit_code: bool) -> int:
         from rallypoint import host_limits
 
         report.debug(_traceback(error))
-        report.error(f"rallyrun: error: this host cannot run the workers: {host_limits.exhausted(error) or errors.in_words(error)}")
+        trouble = host_limits.exhausted(error) or errors.in_words(error)
+        report.error(f"rallyrun: error: this host cannot run the workers: {trouble}")
     else:
         report.error(f"rallyrun: error: {errors.in_words(error)}")
     return code

@@ -29,10 +29,10 @@ from rallypoint.processes.warden_client import WardenClient
 
 spawn = WardenClient.spawn
 
-def note_and_spawn(self, launches):
+def note_and_spawn(self, launches, licence_fd=None):
     with open("modules", "w") as file:
         file.write(" ".join(sys.modules))
-    spawn(self, launches)
+    spawn(self, launches, licence_fd)
 
 WardenClient.spawn = note_and_spawn
 sys.exit(__main__.rallyrun())
