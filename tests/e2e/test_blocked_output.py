@@ -257,6 +257,27 @@ def test_V1_a_node_that_nobody_reads_stops_with_the_others(two_nodes: Any, worke
     assert second.wait() == 0
 
 
+def test_V2_the_fence_acts_although_nobody_reads(two_nodes: Any, workers: Workers, alive: Any, wait_until: Any):
+    """V2, V3: the store's host stands still; a node that hears nothing from it kills its workers, whatever its console does."""
+    host, other = two_nodes(is_host_blocked=False)
+    pids = [pid for pid in workers.pids("started", 0) if other.pid in ancestors(pid)]
+    assert len(pids) == 1
+    host.send_signal(signal.SIGSTOP)
+    try:
+        wait_until(lambda: not any(map(alive, pids)), 3.0 + SOON_S)
+    finally:
+        host.send_signal(signal.SIGCONT)
+
+
+def ancestors(pid: int) -> list[int]:
+    found = []
+    while pid > 1:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+        pid = int(stat[stat.rindex(")") + 2 :].split()[1])
+        found.append(pid)
+    return found
+
+
 def test_M3_a_stranger_at_the_port_of_a_host_that_nobody_reads(two_nodes: Any, workers: Workers):
     """M3: whoever is turned away is told of later; the store goes on serving."""
     workers.order("polite")
