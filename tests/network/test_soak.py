@@ -28,7 +28,7 @@ EFFECT_S = 4.0  # after a fault; it has disturbed nobody if the world that it fo
 
 
 @pytest.fixture
-def machines(network: Callable[[int], Network], wait_until: Any) -> Iterator[tuple[Network, list[Slot]]]:
+def machines(network: Callable[[int], Network]) -> Iterator[tuple[Network, list[Slot]]]:
     """Five of them, each with a disk; the disks are gone after the test."""
     net = network(NODES)
     slots = prepare(net)
@@ -37,7 +37,6 @@ def machines(network: Callable[[int], Network], wait_until: Any) -> Iterator[tup
         if slot.disk is not None:
             slot.disk.remove()
     assert str(net.folder) not in Path("/proc/mounts").read_text()
-    wait_until(lambda: not loops(net.folder))
 
 
 @pytest.fixture
@@ -57,12 +56,6 @@ def marked(monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[str]]:
         return found
 
     return alive
-
-
-def loops(folder: Path) -> list[str]:
-    """Loop devices that are made of files below this folder; they end with the last process that saw them mounted."""
-    found = [path.read_text().strip() for path in Path("/sys/block").glob("loop*/loop/backing_file")]
-    return [name for name in found if name.startswith(str(folder))]
 
 
 def listeners(net: Network) -> list[str]:
