@@ -78,6 +78,22 @@ def test_the_agent_is_killed(start_rallyrun: Any, script: Any, numbers: Any, mar
     wait_until(lambda: not marked(), GONE_WITHIN_S)
 
 
+def test_m7_the_agent_and_its_warden_are_killed_together(
+    start_rallyrun: Any, script: Any, numbers: Any, wait_until: Any, alive: Any, processes: Any
+):
+    """m7: the kernel kills the workers; what those had started nobody is left to kill, as docs/signals.md says."""
+    job = start_rallyrun(["--standalone", "--nproc-per-node", "2", script(FAMILY)])
+    family = job.wait_for(lambda: whole_family(numbers, 2, job.stdout))
+    warden = processes.warden(job.pid)
+    for number in (signal.SIGSTOP, signal.SIGKILL):  # so that neither sees the other's end
+        for pid in (job.pid, warden):
+            os.kill(pid, number)
+    assert job.wait() == -signal.SIGKILL
+    wait_until(lambda: not any(map(alive, numbers("worker", job.stdout))), GONE_WITHIN_S)
+    for pid in set(family) - set(numbers("worker", job.stdout)):
+        os.kill(pid, signal.SIGKILL)
+
+
 @pytest.mark.parametrize("start_method", ["spawn", "fork", "forkserver"])
 def test_the_agent_of_functions_is_killed(
     start_command: Any, script: Any, numbers: Any, marked: Any, wait_until: Any, start_method: str

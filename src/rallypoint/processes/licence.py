@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import array
 import marshal
-import math
 import os
 import time
 
@@ -27,7 +26,9 @@ if TYPE_CHECKING:
 
     from rallypoint.store.handshake import Testimony
 
-__all__ = ["Licence", "read_testimony", "read_until"]
+__all__ = ["FOREVER", "Licence", "read_testimony", "read_until"]
+
+FOREVER = float("inf")  # math.inf, without the cost of importing it
 
 _UNTIL_BYTES = 16
 _TESTIMONY_AT = 64
@@ -43,7 +44,7 @@ class Licence:
         self._fd = os.memfd_create("rally-licence", os.MFD_CLOEXEC)
         _open_licences.add(self)
         os.ftruncate(self._fd, _PAGE_BYTES)
-        self.extend(math.inf)  # from here on no write needs memory: all of it is one page
+        self.extend(FOREVER)  # from here on no write needs memory: all of it is one page
         self.entrust(None)
 
     def extend(self, until: float) -> None:

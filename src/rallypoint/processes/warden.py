@@ -26,7 +26,6 @@ import _socket  # see frames
 import errno
 import fcntl
 import marshal
-import math
 import os
 import select
 import sys
@@ -42,7 +41,7 @@ from rallypoint.processes.kernel import (
     kill_if_allowed,
     set_name,
 )
-from rallypoint.processes.licence import read_testimony, read_until
+from rallypoint.processes.licence import FOREVER, read_testimony, read_until
 
 TYPE_CHECKING = False  # to import typing would take longer than all else here
 if TYPE_CHECKING:
@@ -80,7 +79,7 @@ class Warden:
         self._failed: list[tuple[int, int, str]] = []
         self._early_ends: list[tuple[Any, ...]] = []  # to be reported after the starts
         self._licence_fd = -1
-        self._until = math.inf  # when to look at the licence; infinite where there is none, or nobody to be killed
+        self._until = FOREVER  # when to look at the licence; infinite where there is none, or nobody to be killed
         self._is_expired = False
         self._is_suspended = False
         self._is_dismissed = False
@@ -124,9 +123,9 @@ class Warden:
         return self._sock.fileno() not in ready or self._converse()
 
     def _patience_ms(self) -> int | None:
-        if self._until == math.inf:
+        if self._until == FOREVER:
             return None
-        return math.ceil(min(max(0.0, self._until - time.monotonic()), LONGEST_SLEEP_S) * 1000)
+        return int(min(max(0.0, self._until - time.monotonic()), LONGEST_SLEEP_S) * 1000) + 1  # not before its time
 
     # --- the agent ---------------------------------------------------------------------------------------------------------
 
@@ -190,7 +189,7 @@ class Warden:
         if self._licence_fd >= 0:
             os.close(self._licence_fd)
         self._licence_fd = fd
-        self._until = read_until(fd) if fd >= 0 else math.inf
+        self._until = read_until(fd) if fd >= 0 else FOREVER
 
     def _fork(self, request: dict[str, Any], fds: list[int]) -> None:
         error_read, error_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -275,7 +274,7 @@ class Warden:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
             except ChildProcessError:
-                self._until = math.inf
+                self._until = FOREVER
                 break
             if pid == 0:
                 break
@@ -322,7 +321,7 @@ class Warden:
 
     def _expire(self) -> None:
         """Kill first; then say so."""
-        self._is_expired, self._until = True, math.inf
+        self._is_expired, self._until = True, FOREVER
         self._signal_all(signal.SIGKILL)
         self._report("expired", time.monotonic())
 
