@@ -9,7 +9,7 @@ from tests.simulation.script import Stage
 
 from rallypoint.core import job_records as job
 from rallypoint.core import news
-from rallypoint.core.coordination import Compare, Read, Transaction, Watch
+from rallypoint.core.coordination import Compare, Delete, Read, Transaction, Watch
 from rallypoint.core.generation import DRIFT, MARGIN_S, Policy
 from rallypoint.core.participant import Former
 from rallypoint.core.restarts import RestartPolicy
@@ -401,7 +401,7 @@ class TestProof:
 
     def test_m12_who_was_not_seated_yet_agrees_anew_on_the_settings(self) -> None:
         """M12: its place may be that of another job by now."""
-        stage = Stage()
+        stage = Stage(PAIR)
         stage.join("a")
         stage.settle()
         stage.store._end(stage.leases["a"], "expired")

@@ -397,3 +397,6 @@ def test_a_lease_counts_from_when_the_answered_keepalive_was_sent() -> None:
     lease.note_answer(103.0, is_kept=False)
     assert lease.is_lost
     assert lease.valid_until() == -math.inf
+    assert lease.renewed_until() == 105.6, "who is told that its lease is over was not renewed by that"
+    lease.give_back()
+    assert lease.renewed_until() == -math.inf

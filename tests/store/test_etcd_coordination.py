@@ -14,7 +14,7 @@ import pytest
 from tests.etcd_cluster import Cluster, start_cluster
 from tests.store.etcd_peers import HEADER, PREFIX, Clients, Visitor, fake_endpoint, prefix_of
 
-from rallypoint.core.coordination import Compare, Delete, Event, Put, Transaction
+from rallypoint.core.coordination import Compare, Delete, EndLease, Event, Put, Transaction
 from rallypoint.store import etcd_keeper
 from rallypoint.store.coordination import CompactedError, LeaseLostError, UnreachableError
 from rallypoint.store.etcd_access import EtcdAccess
@@ -310,6 +310,37 @@ def test_a_fence_that_is_longer_than_the_lease_counts(clients: Clients) -> None:
     assert 29 < client.valid_until() - time.monotonic() <= 30
     assert client.wake_at() < time.monotonic() + 2, "keepalives are not delayed by it"
     client.revoke(soon())
+
+
+def test_m12_a_lease_that_was_ended_is_good_for_the_fence_and_no_longer(clients: Clients) -> None:
+    """M12: to be told that it is over, however late, is no sign of life that others have seen."""
+    owner, other = EtcdCoordination(EtcdAccess(clients.endpoints), PREFIX, fence_s=30), clients.connect()
+    clients.callback(owner.close)
+    lease = owner.grant(3, soon())
+    ended_at = time.monotonic()
+    do(other, EndLease(lease))
+    with pytest.raises(LeaseLostError):
+        events_until(owner, lambda _: False)
+    assert time.monotonic() - ended_at > 0.5, "a keepalive was due, and was answered"
+    assert owner.valid_until() - time.monotonic() > 25
+    assert owner.valid_until() == owner.may_return_until() <= ended_at + 30
+    owner.grant(3, soon())
+    assert owner.valid_until() > ended_at + 30
+    owner.revoke(soon())
+
+
+def test_m12_a_grant_that_is_not_answered_leaves_the_fence_where_it_was(clients: Clients) -> None:
+    """M12: without a lease there would be none at all."""
+    owner = EtcdCoordination(EtcdAccess(clients.endpoints), PREFIX, fence_s=30)
+    clients.callback(owner.close)
+    owner.grant(30, soon())
+    cut_off_client(owner)
+    before = owner.valid_until()
+    with pytest.raises(UnreachableError):
+        owner.grant(3, time.monotonic() + 0.2)
+    assert owner.valid_until() == before
+    reconnect_client(owner)
+    owner.revoke(soon())
 
 
 # --- at rest ---------------------------------------------------------------------------------------------------------------

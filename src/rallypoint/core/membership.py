@@ -192,7 +192,7 @@ class Membership:
 
     def _return(self) -> Transaction | None:
         """Be a member again, unless another generation was formed; no leader that does not know of it can form one after this."""
-        if self.seat is None or self.board.number != self.seat.generation:
+        if self.seat is None or self._is_forgotten or self.board.number != self.seat.generation:
             return None  # we are fenced, and nothing that we write can change it
         unchanged = (
             Compare(job.GENERATION, "mod", self.board.generation_revision),

@@ -40,7 +40,7 @@ class HeldLease:
     def note_answer(self, sent_at: float, is_kept: bool) -> None:
         """The keepalive, or the taking up, that was sent then was answered."""
         self.is_lost = self.is_lost or not is_kept
-        if is_kept:
+        if not self.is_lost:
             self._renewed_at = max(self._renewed_at, sent_at)
         self._oldest_unanswered = math.inf
 

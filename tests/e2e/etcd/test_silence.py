@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -71,3 +72,125 @@ def test_m12_the_only_member_is_paused_within_the_fence(
     assert [node.wait() for node in nodes] == [0, 0, 0]
     assert check_worlds(*nodes) == 2, "one for the failure, none for the silence"
     assert job.left_keys() == []
+
+
+def test_m12_one_member_of_three_is_paused_within_the_fence(mortal_job: Any, check_worlds: Any, wait_until: Any, alive: Any):
+    """M12: also if it is the leader, to which all nodes talk."""
+    job, cluster = mortal_job, mortal_job.cluster
+    member = cluster.members[cluster.leader()]
+    nodes, workers = start_nodes(job, 2, DEFAULTS)
+    ids = leases(job, member).keys()
+    pause(member, BRIEFLY_S, wait_until)
+    member.wait_healthy()
+    wait_until(lambda: leases(job, member).keys() == ids, BACK_S)
+    assert all(alive(worker) for worker in workers)
+    job.finish()
+    assert [node.wait() for node in nodes] == [0, 0]
+    assert check_worlds(*nodes) == 1
+
+
+def test_m12_a_newcomer_does_not_clear_a_job_whose_nodes_come_back(
+    make_job: MakeJob, lone_cluster: Cluster, check_worlds: Any, wait_until: Any, alive: Any
+):
+    """M12: no lease is left, but fences are: who comes then waits, and joins the job when that is back."""
+    job, (member,) = make_job(lone_cluster), lone_cluster.members
+    nodes, workers = start_nodes(job, 2, DEFAULTS)
+    for node in nodes:
+        node.send_signal(signal.SIGSTOP)
+    wait_until(lambda: leases(job, member) == {}, BACK_S)
+    late = job.start("--max-restarts", "3", nnodes="2:2", workers=1, conf=DEFAULTS)
+    late.wait_for_line("2 nodes of a job of this id are silent")
+    for node in nodes:
+        node.send_signal(signal.SIGCONT)
+    wait_until(lambda: len(leases(job, member)) == 3, BACK_S)
+    assert all(alive(worker) for worker in workers)
+    job.finish()
+    assert [node.wait() for node in nodes] == [0, 0]
+    late.wait()
+    assert check_worlds(*nodes) == 1
+    assert late.starts() == []
+
+
+# --- longer than the fence -------------------------------------------------------------------------------------------------
+
+FENCE_S = 10.0  # long enough to tell, on a busy machine, who has waited for it from who has not
+SHORT_S = 5.0
+KEEPALIVE_S = 1.0
+
+
+def test_who_was_away_for_longer_than_the_fence_goes_on_as_soon_as_the_cluster_is_back(
+    make_job: MakeJob, lone_cluster: Cluster, check_worlds: Any, wait_until: Any, alive: Any, within: Any
+):
+    """M12: workers are dead at the fence; then nobody waits for another one, since each node vouches for what it was."""
+    job, (member,) = make_job(lone_cluster), lone_cluster.members
+    nodes, workers = start_nodes(job, 2, f"{DEFAULTS},fence={FENCE_S:g}")
+    member.pause()
+    paused_at = time.monotonic()
+    wait_until(lambda: not any(alive(worker) for worker in workers), FENCE_S + 10.0)
+    died_s = time.monotonic() - paused_at
+    within("from the silence to the workers' end", died_s, FENCE_S)
+    assert died_s > FENCE_S - 2 * KEEPALIVE_S
+    member.resume()
+    back_at = time.monotonic()
+    again = [node.wait_for_world(2, since=back_at, timeout_s=30.0)[0].at for node in nodes]
+    print(f"from the cluster's return to the next world: {max(again) - back_at:.1f} s")
+    assert max(again) - back_at < FENCE_S
+    job.finish()
+    assert [node.wait() for node in nodes] == [0, 0]
+    assert check_worlds(*nodes) == 2
+
+
+def test_a_killed_agent_is_waited_for_as_long_as_the_fence(make_job: MakeJob, lone_cluster: Cluster, alive: Any, within: Any):
+    """Nobody can vouch for it in etcd: the others go on when its fence, and a margin, are over."""
+    job = make_job(lone_cluster)
+    nodes, workers = start_nodes(job, 3, f"{DEFAULTS},fence={SHORT_S:g}")
+    lost_at = nodes[2].kill()
+    after = [node.wait_for_world(2, since=lost_at, timeout_s=30.0)[0].at - lost_at for node in nodes[:2]]
+    assert not alive(workers[2])
+    within("from the agent's death to the smaller world", max(after), SHORT_S + 2.0)  # etcd looks for old leases twice a second
+    assert min(after) > SHORT_S - 2 * KEEPALIVE_S
+    job.finish()
+    assert [node.wait() for node in nodes[:2]] == [0, 0]
+
+
+# --- a node that does not stop ---------------------------------------------------------------------------------------------
+
+STUBBORN = """
+import signal
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+with open(f"{folder}/journal", "w") as journal:
+    while True:
+        journal.write(f"{time.monotonic()}\\n")
+        journal.flush()
+        time.sleep(0.01)
+"""
+
+
+def test_a_node_that_does_not_stop_is_expelled(
+    make_job: MakeJob, lone_cluster: Cluster, wait_until: Any, alive: Any, check_worlds: Any
+):
+    """Its lease is revoked; its workers, which ignore SIGTERM, are gone before any of the next generation runs."""
+    job, (member,) = make_job(lone_cluster), lone_cluster.members
+    conf, flags = f"{DEFAULTS},fence={SHORT_S:g}", ("--max-restarts", "3", "--shutdown-timeout")
+    first = job.start(*flags, "1", nnodes="2", workers=1, conf=conf)
+    wait_until(lambda: leases(job, member) and any(key.endswith(b"/down/leader") for key in job.left_keys()), 15.0)
+    (first_key,) = leases(job, member)
+    stubborn = job.start(*flags, "120", nnodes="2", workers=1, conf=conf)
+    (worker,), (quick,) = stubborn.wait_for_world(2), first.wait_for_world(2)
+    ((old_key, old_lease),) = [one for one in leases(job, member).items() if one[0] != first_key]
+    job.order(worker.rank, STUBBORN)
+    journal = job.folder / "journal"
+    wait_until(lambda: journal.exists() and journal.stat().st_size > 0, 15.0)
+    failed_at = time.monotonic()
+    job.order(quick.rank, "sys.exit(1)")
+    wait_until(lambda: not alive(worker.pid), 40.0)
+    print(f"the stubborn worker was gone after {time.monotonic() - failed_at:.1f} s")
+    again = [node.wait_for_world(2, since=failed_at, timeout_s=40.0)[0].at for node in (first, stubborn)]
+    last_beat = float(journal.read_text().split("\n")[-2])
+    assert last_beat < min(again)
+    assert old_key not in leases(job, member)
+    assert "grantedTTL" not in member.post("/v3/lease/timetolive", {"ID": old_lease}), "it was revoked"
+    assert "which did not stop in time" in first.stderr
+    job.finish()
+    assert [first.wait(), stubborn.wait()] == [0, 0]
+    assert check_worlds(first, stubborn) == 2
