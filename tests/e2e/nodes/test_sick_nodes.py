@@ -117,18 +117,30 @@ def test_m4_a_newcomer_that_may_open_too_few_files(job: Job, files: int):
         assert world_sizes(node) in ([2], [2, 3, 2])
 
 
-def test_m4_a_job_that_cannot_do_without_the_sick_node_ends_at_once(job: Job, script: Any, within: Any):
-    """M4: both nodes of 2:2 tell the reason."""
-    host = job.start_host(nnodes="2")
-    launcher = [sys.executable, script(SICK, "sick.py")]
-    sick = job.start(nnodes="2", launcher=launcher, env={"FAULT": "files"})
+@pytest.mark.parametrize("sick_one", ["the host of the store", "the other node"])
+def test_m4_a_job_that_cannot_do_without_the_sick_node_ends_at_once(job: Job, script: Any, within: Any, sick_one: str):
+    """M4: both nodes of 2:2 tell the reason; so they do if it is the host's, for nobody can go on without the store."""
+    sick_options = {"launcher": [sys.executable, script(SICK, "sick.py")], "env": {"FAULT": "files"}}
+    is_host = sick_one == "the host of the store"
+    host = job.start_host(nnodes="2", **(sick_options if is_host else {}))
+    second = job.start(nnodes="2", **({} if is_host else sick_options))
+    sick, well = (host, second) if is_host else (second, host)
     assert sick.wait() == HOST_UNUSABLE
     left_at = time.monotonic()
-    assert host.wait() == WORKER_FAILED
+    assert well.wait() == WORKER_FAILED
     within("from the end of the sick node to the end of the job", time.monotonic() - left_at, 1.0)
     assert "Too many open files" in last_words(sick)
-    assert "cannot run workers: Too many open files" in last_words(host)
-    assert "1 of 2 nodes are left, too few to go on" in last_words(host)
+    assert "cannot run workers: Too many open files" in last_words(well)
+    assert is_host or "1 of 2 nodes are left, too few to go on" in last_words(well)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_job_of_one_node_that_cannot_run_its_workers(start_rallyrun: Any, script: Any, fault: str):
+    """m1, m2, m3: one line, and the code that tells a scheduler to try another host."""
+    launcher = [sys.executable, script(SICK, "sick.py")]
+    alone = start_rallyrun(["--standalone", "--nproc-per-node", "2", script("pass")], {"FAULT": fault}, launcher)
+    assert alone.wait() == HOST_UNUSABLE, alone.stderr
+    assert re.search(FAULTS[fault], last_words(alone))
 
 
 def test_m4_m5_a_node_whose_log_folder_vanishes_goes_on(job: Job, tmp_path: Path):
@@ -176,9 +188,11 @@ def test_m13_a_node_whose_workers_always_fail_is_left_out(failing_job: Job):
         assert left_out is not None
         assert int(left_out[1]) >= 30
         assert world_sizes(node)[-1] == 2
+    failing.wait_for_line("left out for now, because their workers keep failing: rank2", timeout_s=20.0)
     failing_job.finish()
     assert [node.wait() for node in others] == [0, 0]
     assert failing.wait() == 0  # it was not needed
+    assert [world_sizes(node) for node in (*others, failing)] == [[3, 3, 2], [3, 3, 2], [3, 3]]
 
 
 def test_m13_a_node_whose_workers_always_fail_is_taken_where_it_is_needed(failing_job: Job):
