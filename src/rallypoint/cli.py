@@ -150,12 +150,10 @@ def _answer(args: SimpleNamespace) -> int:
 
 def _explain(error: BaseException, pass_exit_code: bool) -> int:
     """Say what ended the job, and choose the exit code that tells it to a scheduler."""
-    from rallypoint.processes.failures import ChildFailedError
-
+    if errors.is_child_failure(error):
+        report.error(str(error))
+        return _first_cause(error) if pass_exit_code else ExitCode.WORKER_FAILED
     match error:
-        case ChildFailedError():
-            report.error(str(error))
-            return _first_cause(error) if pass_exit_code else ExitCode.WORKER_FAILED
         case errors.JobFailedError() if pass_exit_code and error.cause_exitcode is not None:
             report.error(f"rallyrun: error: {error}")
             return _first_cause(error)

@@ -30,6 +30,7 @@ from __future__ import annotations
 
 import errno
 import signal
+import sys
 
 __all__ = [
     "ExitCode",
@@ -53,6 +54,7 @@ __all__ = [
     "WorkerStartError",
     "exit_code",
     "in_words",
+    "is_child_failure",
     "is_hosts_fault",
     "worker_start_error",
 ]
@@ -192,6 +194,12 @@ def exit_code(error: BaseException) -> int:
         if isinstance(error, kind):
             return code
     return ExitCode.HOST_UNUSABLE if is_hosts_fault(error) else ExitCode.INTERNAL
+
+
+def is_child_failure(error: BaseException) -> bool:
+    """Whether it is a ChildFailedError: that class is imported only where one is raised, and may not be there to be imported."""
+    failures = sys.modules.get("rallypoint.processes.failures")
+    return failures is not None and isinstance(error, failures.ChildFailedError)
 
 
 def is_hosts_fault(error: BaseException) -> bool:

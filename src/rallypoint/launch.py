@@ -6,7 +6,6 @@ Names are looked up through their modules at the time of use, because callers re
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Sequence
 
 from rallypoint import defaults, events, metrics, outbox, report
@@ -19,6 +18,7 @@ from rallypoint.errors import (
     UnkillableWorkersError,
     UsageError,
     in_words,
+    is_child_failure,
 )
 from rallypoint.local_agent import LocalElasticAgent
 from rallypoint.rendezvous import registry as rdzv_registry
@@ -87,7 +87,7 @@ def _launch_agent(config: LaunchConfig, entrypoint: Entrypoint, args: list[Any],
         events.record(agent.get_event_failed(), config.event_log_handler)
         raise
     except Exception as error:  # all that ends an agent is put on record; each is raised again
-        if not _is_child_failure(error):
+        if not isinstance(error, JobFailedError) and not is_child_failure(error):
             events.record(agent.get_event_failed(), config.event_log_handler)
             _leave(spec.rdzv_handler, error)
         raise
@@ -201,12 +201,6 @@ def _leave(handler: RendezvousHandler, error: Exception | None = None) -> None:
     if isinstance(handler, CoordinatedHandler):
         is_ours = error is not None and not isinstance(error, RendezvousError | JobFailedError | UnkillableWorkersError)
         handler.leave(in_words(error) if error is not None and is_ours else "")
-
-
-def _is_child_failure(error: Exception) -> bool:
-    """Whether workers failed, here or elsewhere, not the agent; the class is imported only where one was raised."""
-    failures = sys.modules.get("rallypoint.processes.failures")
-    return isinstance(error, JobFailedError) or (failures is not None and isinstance(error, failures.ChildFailedError))
 
 
 def _get_addr_and_port(rdzv_parameters: RendezvousParameters) -> tuple[str | None, int | None]:

@@ -213,7 +213,7 @@ class TestRegroup:
         assert formed(decide({**here("a", "b", ready_after=1), **shunned}, current, POLICY, 9.0)) == ["a", "b"]
         assert formed(decide({**here("a", ready_after=1), **shunned}, current, POLICY, 9.0)) == ["a", "c"]
         runs = decide({**here("a", "b"), **shunned}, running("a", "b"), POLICY, 9.0)
-        assert runs == Wait("generation 1 runs; left out for now: c", 50.0, is_gathering=True)
+        assert runs == Wait("generation 1 runs; left out for now, because their workers keep failing: c", 50.0, is_gathering=True)
         assert isinstance(decide({**here("a", "b"), **shunned}, running("a", "b"), POLICY, 50.5), Interrupt)
 
     @pytest.mark.parametrize(

@@ -434,7 +434,7 @@ class TestShunning:
             stage.settle()
             assert stage.generation().nodes == (3 if times == 1 else 2)
         assert stage.generation().why.endswith("left out, because their workers keep failing: c for 60 s")
-        for shunned_s in (60.0, 120.0, 240.0):
+        for shunned_s in (60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 3600.0, 3600.0):
             number = stage.generation().number
             stage.pass_time(shunned_s - 1.0)
             assert stage.generation().number == number
@@ -481,6 +481,17 @@ class TestShunning:
             stage.ready("a", "b", "c")
             stage.settle()
             assert stage.generation().nodes == 3
+
+
+    def test_a_failure_before_a_good_run_counts_no_more(self) -> None:
+        stage = formed("a", "b", "c", restarts=RestartPolicy(100, backoff_s=0.0))
+        for passed_s, nodes in ((1.0, 3), (700.0, 3), (1.0, 2)):
+            stage.pass_time(passed_s)
+            stage.fail("c")
+            stage.settle()
+            stage.ready("a", "b", "c")
+            stage.settle()
+            assert stage.generation().nodes == nodes
 
 
 class TestSickness:

@@ -261,7 +261,8 @@ def _consider_joiners(roster: Mapping[str, Node], current: Current, policy: Poli
     together = len(current.members) + len(joiners)
     if usable(together, policy) <= len(current.members):
         shunned = [node.record.name for node in waiting if node.shunned_until > now]
-        why = f"generation {current.number} runs" + (f"; left out for now: {listed(shunned)}" if shunned else "")
+        left_out = f"; left out for now, because their workers keep failing: {listed(shunned)}" if shunned else ""
+        why = f"generation {current.number} runs{left_out}"
         return Wait(why, _next_release(waiting, now), is_gathering=bool(shunned))
     opens, latest = min(node.since for node in joiners), max(node.since for node in joiners)
     closes = min(latest + policy.scale_up_window_s, opens + LONGEST_WINDOW * policy.scale_up_window_s)

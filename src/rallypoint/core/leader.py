@@ -177,15 +177,21 @@ class Leader:
         """Those that are here, with a mark on those whose workers have failed too often."""
         if current is None or board.generation is None:
             return self.roster.nodes
-        strikes, culprit = self._strikes(board.generation, current)
+        strikes, culprit = self._strikes(board, current)
         return self.roster.shunning(strikes, current.signal_at if culprit else board.generation_at, culprit)
 
-    def _strikes(self, generation: job.Generation, current: Current) -> tuple[tuple[str, ...], str]:
-        """Whose workers have failed of late, once for each time, and whose it were this time."""
+    def _strikes(self, board: Board, current: Current) -> tuple[tuple[str, ...], str]:
+        """Whose workers have failed of late, once for each time, and whose it were this time.
+
+        Who has sat in a generation that ran well is forgiven what was before.
+        """
+        strikes = board.generation.strikes if board.generation else ()
+        if current.signal is not None and current.signal_at - board.generation_at >= GOOD_RUN_S:
+            members = {seat.name for seat in current.members.values()}
+            strikes = tuple(name for name in strikes if name not in members)
         is_failure = current.signal is not None and current.signal.kind == "failure"
         culprit = self.roster.verdict().cause_node if is_failure else ""
-        strikes = (*generation.strikes, culprit) if culprit else generation.strikes
-        return strikes[-MOST_STRIKES:], culprit
+        return ((*strikes, culprit) if culprit else strikes)[-MOST_STRIKES:], culprit
 
     def _rest(self, wait: Wait, now: float) -> Transaction | None:
         """Nothing to do; those who wait with us are told how things stand, now and then."""
@@ -216,8 +222,7 @@ class Leader:
             if now < current.signal_at + again.delay_s:
                 return self._rest(Wait(again.why, current.signal_at + again.delay_s, is_gathering=True), now)
             purse, why = again.purse, again.why + self._who_is_left_out(form, nodes, board, now)
-            has_run_well = now - board.generation_at >= GOOD_RUN_S
-            strikes = () if has_run_well else self._strikes(board.generation, current)[0]
+            strikes, _ = self._strikes(board, current)
         self.forming = Forming(board.number + 1, self.term, form, purse, why[:job.MAX_WHY], strikes)
         return self._next_of_form(self.forming, board)
 
