@@ -165,14 +165,21 @@ def _explain(error: BaseException, pass_exit_code: bool) -> int:
     if code == ExitCode.INTERNAL:
         return _confess(error)
     if errors.is_hosts_fault(error) and not isinstance(error, errors.RallypointError):
-        from rallypoint import host_limits
-
         report.debug(_traceback(error))
-        trouble = host_limits.exhausted(error) or errors.in_words(error)
-        report.error(f"rallyrun: error: this host cannot run the workers: {trouble}")
+        report.error(f"rallyrun: error: this host cannot run the workers: {_trouble(error)}")
     else:
         report.error(f"rallyrun: error: {errors.in_words(error)}")
     return code
+
+
+def _trouble(error: BaseException) -> str:
+    """What the host lacks, and where that is set; with nothing left to read that from, what the error itself says."""
+    try:
+        from rallypoint import host_limits
+
+        return host_limits.exhausted(error) or errors.in_words(error)
+    except (ImportError, OSError, MemoryError):
+        return errors.in_words(error)
 
 
 def _first_cause(error: Any) -> int:

@@ -69,12 +69,12 @@ def test_success(launch: Launch, train: str, capfd: pytest.CaptureFixture[str]):
         (errors.UnkillableWorkersError([77], 10.0), (4, "pid 77")),
         (errors.WorkerStartError("cannot start x"), (4, "rallyrun: error: cannot start x")),
         (errors.worker_start_error(errno.ENOENT, "no x"), (4, "rallyrun: error: no x")),
-        (OSError(errno.EMFILE, "Too many open files", "a.py"), (4, "cannot run the workers: Too many open files: a.py")),
+        (OSError(errno.EMFILE, "Too many open files", "a.py"), (4, "cannot run the workers: no more files may be opened here")),
         (BlockingIOError(errno.EAGAIN, "Try again"), (4, "this host cannot run the workers: Try again")),
         (FileNotFoundError(errno.ENOENT, "No such file or directory"), (4, "cannot run the workers: No such file or directory")),
-        (MemoryError(), (4, "rallyrun: error: this host cannot run the workers: out of memory")),
+        (MemoryError(), (4, "cannot run the workers: there is no memory left on this machine")),
         (ModuleNotFoundError("No module named 'rallypoint.x'"), (4, "cannot run the workers: No module named 'rallypoint.x'")),
-        (RuntimeError("can't start new thread"), (4, "this host cannot run the workers: can't start new thread")),
+        (RuntimeError("can't start new thread"), (4, "cannot run the workers: no more processes or threads may be")),
         (errors.JobFailedError("rank 3 failed", ["who"], 7), (1, "rallyrun: error: the job has failed: rank 3 failed")),
         (errors.RendezvousClosedError("the job has ended: its host left"), (3, "rallyrun: error: the job has ended")),
         (errors.SignalException("got it", signal.SIGTERM), (143, "")),
@@ -94,6 +94,18 @@ def test_each_end_has_its_code_and_at_most_one_line(
     assert out == ""
     assert words in said
     assert said.count("\n") == (1 if words else 0)
+
+
+def test_what_the_host_lacks_is_told_although_the_words_for_it_cannot_be_read(
+    launch: Launch, train: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setitem(sys.modules, "rallypoint.host_limits", None)
+    monkeypatch.delattr(rallypoint, "host_limits", raising=False)
+    no_files = OSError(errno.EMFILE, "Too many open files", "a.py")
+    for error, words in ((no_files, "Too many open files: a.py"), (MemoryError(), "out of memory")):
+        launch.error = error
+        assert cli.main([train]) == 4
+        assert f"rallyrun: error: this host cannot run the workers: {words}" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(("exitcode", "code"), [(3, 3), (1, 1), (-9, 137), (-11, 139), (0, 1)])

@@ -14,7 +14,7 @@ import pytest
 from tests.conftest import RALLYRUN
 from tests.e2e.nodes.conftest import MEMBER, Job
 
-HOST_UNUSABLE, WORKER_FAILED = 4, 1
+WORKER_FAILED, USAGE, HOST_UNUSABLE = 1, 2, 4
 SEAT = re.compile(r"^rallyrun: generation \d+: this node is \d+ of (\d+)", re.MULTILINE)
 ALL_TOGETHER = "last_call_timeout=20,close_timeout=1"  # nobody begins before the last is there
 
@@ -33,11 +33,6 @@ def memory(agent):  # there is some, but not for another thread
     threading.stack_size(2**28)
     pages = int(open("/proc/self/statm").read().split()[0])
     resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + 2**27,) * 2)
-
-def folder(agent):
-    os.mkdir("gone")
-    os.chdir("gone")
-    os.rmdir("../gone")
 
 def program(agent):
     agent.get_worker_group().spec.entrypoint = "/nowhere/program"
@@ -60,9 +55,8 @@ launch.LocalElasticAgent = Sick
 sys.exit(cli.main(sys.argv[1:]))
 """
 FAULTS = {
-    "files": "Too many open files",
-    "memory": "can't start new thread|out of memory",
-    "folder": "No such file or directory|working folder",
+    "files": "Too many open files|no more files may be opened",
+    "memory": "can't start new thread|no more processes or threads|no memory|out of memory",
     "program": "worker 0 could not be started: .*/nowhere/program",
     "package": "No module named 'rallypoint",
 }
@@ -82,7 +76,7 @@ def last_words(node: Any) -> str:
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_m4_a_newcomer_that_cannot_run_its_workers_leaves_and_the_others_go_on(job: Job, script: Any, fault: str):
-    """M4: a healthy job of 2:3, and a third node with too few files, no memory, no folder, no program, or half a package."""
+    """M4: a healthy job of 2:3, and a third node with too few files, no memory, no program, or half a package."""
     nodes = [job.start_host(nnodes="2:3"), job.start(nnodes="2:3")]
     for node in nodes:
         node.wait_for_world(4)
@@ -109,7 +103,7 @@ def test_m4_a_newcomer_that_may_open_too_few_files(job: Job, files: int):
         node.wait_for_world(4)
     launcher = ["sh", "-c", f'ulimit -n {files} && exec "$@"', "sh", *RALLYRUN]
     sick = job.start(nnodes="2:3", workers=16, launcher=launcher)
-    assert sick.wait() == HOST_UNUSABLE
+    assert sick.wait() in (USAGE, HOST_UNUSABLE)  # before it has joined, or after
     assert last_words(sick)
     job.finish()
     assert [node.wait() for node in nodes] == [0, 0]
@@ -129,8 +123,8 @@ def test_m4_a_job_that_cannot_do_without_the_sick_node_ends_at_once(job: Job, sc
     left_at = time.monotonic()
     assert well.wait() == WORKER_FAILED
     within("from the end of the sick node to the end of the job", time.monotonic() - left_at, 1.0)
-    assert "Too many open files" in last_words(sick)
-    assert "cannot run workers: Too many open files" in last_words(well)
+    assert re.search(FAULTS["files"], last_words(sick))
+    assert re.search(f"cannot run workers: .*({FAULTS['files']})", last_words(well))
     assert is_host or "1 of 2 nodes are left, too few to go on" in last_words(well)
 
 
