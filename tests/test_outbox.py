@@ -217,3 +217,21 @@ def test_lines_of_other_threads_never_wait(destination: Destination) -> None:
         assert destination.taken == ["the store has turned away somebody"]
     finally:
         report.set_sink(None)
+
+
+def test_a_held_thread_waits_for_more_and_is_not_busy(destination: Destination) -> None:
+    destination.gate.set()
+    box = Outbox(destination)
+    box.hold()
+    for number in range(3):
+        box.put(number, may_wait=False)
+        assert outbox.flush(DEADLINE_S)
+        deadline = time.monotonic() + DEADLINE_S
+        while outbox.is_busy() and time.monotonic() < deadline:
+            time.sleep(0.001)
+        assert not outbox.is_busy()
+    assert len(destination.threads) == 1
+    box.release()
+    while box._is_running:
+        time.sleep(0.001)
+    assert destination.taken == [0, 1, 2]
