@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable
 from enum import Enum
 
-from rallypoint import defaults
+from rallypoint import defaults, report
 from rallypoint.errors import UsageError
 from rallypoint.outbox import Outbox
 from rallypoint.records import Record, field
@@ -230,8 +230,20 @@ def _send(text: str, destination: str) -> None:
         _hand_over((text, destination))
         return
     if destination not in _outboxes:
-        _outboxes[destination] = Outbox(_hand_over, is_foreign=True)
+        _outboxes[destination] = Outbox(_hand_over, is_foreign=True, on_error=_complaint(destination))
     _outboxes[destination].put((text, destination))
+
+
+def _complaint(destination: str) -> Callable[[BaseException], None]:
+    """Said once, where nobody is left to whom the error could be raised."""
+    told: list[BaseException] = []
+
+    def complain(error: BaseException) -> None:
+        if not told:
+            report.warn(f"events are lost, because the sink {destination} failed: {error!r}; the job goes on")
+        told[:] = [error]
+
+    return complain
 
 
 def _hand_over(sent: tuple[str, str]) -> None:

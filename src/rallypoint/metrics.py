@@ -13,6 +13,7 @@ from collections import namedtuple
 from collections.abc import Callable
 from functools import wraps
 
+from rallypoint import report
 from rallypoint.errors import UsageError
 from rallypoint.outbox import Outbox
 
@@ -110,8 +111,20 @@ def _pass_to(handler: MetricHandler, data: MetricData) -> None:
         handler.emit(data)
         return
     if id(handler) not in _outboxes:
-        _outboxes[id(handler)] = handler, Outbox(handler.emit, is_foreign=True)
+        _outboxes[id(handler)] = handler, Outbox(handler.emit, is_foreign=True, on_error=_complaint(handler))
     _outboxes[id(handler)][1].put(data)
+
+
+def _complaint(handler: MetricHandler) -> Callable[[BaseException], None]:
+    """Said once, where nobody is left to whom the error could be raised."""
+    told: list[BaseException] = []
+
+    def complain(error: BaseException) -> None:
+        if not told:
+            report.warn(f"metrics are lost, because {type(handler).__name__} failed: {error!r}; the job goes on")
+        told[:] = [error]
+
+    return complain
 
 
 _handlers: dict[str, MetricHandler] = {}

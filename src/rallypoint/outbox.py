@@ -3,9 +3,9 @@
 A terminal under Ctrl-S, a pipe that nobody reads, a file on a server that is gone: whoever writes there may wait for ever, and
 nothing tells so in advance. Nobody who has to act, on a signal, a failure or a keepalive, may wait for them. So what is said and
 recorded is put into an `Outbox`, which takes it without waiting; a thread delivers it, one for each destination, so that no
-destination silences another. The thread is started when there is something to deliver and ends when there is nothing left. What
-is too much to keep is dropped, counted, and told when the destination takes something again. And what has to be done with files
-before one can go on is left to a `Deputy`, for so long and no longer.
+destination silences another. The thread is started when there is something to deliver and ends when there is nothing left, unless
+somebody holds it for more. What is too much to keep is dropped, counted, and told when the destination takes something again. And
+what has to be done with files before one can go on is left to a `Deputy`, for so long and no longer.
 
 A program that merely calls us wants its lines out when the call returns. So where nobody is *on duty*, things are delivered on
 the spot, unless the destination is busy; and whoever ends the last duty gives the destinations some time to take the rest.
@@ -35,7 +35,7 @@ LOOK_S = 0.05  # how soon a wait notices that it was interrupted
 
 _lock = _thread.allocate_lock()  # one for all: it is held for an instant, never while anything is delivered
 _duties = 0
-_busy: set[Outbox] = set()  # those whose thread runs
+_running: set[Outbox] = set()  # those that have a thread
 _is_registered = False
 
 
@@ -60,14 +60,24 @@ class Outbox:
         most_items: int = MOST_ITEMS,
         is_for_people: bool = False,
         is_foreign: bool = False,
+        on_error: Callable[[BaseException], object] = bool,
     ) -> None:
         self.patience_s = float("inf") if is_for_people else FAREWELL_S  # a person may be reading; a file takes it or does not
         self._is_foreign = is_foreign
+        self._on_error = on_error
         self._deliver = deliver
         self._tell_loss = tell_loss
         self._most_items = most_items
+        self.reset()
+
+    def reset(self) -> None:
+        """As it was in the beginning; in a fork the thread, and what it was to deliver, are the parent's."""
         self._queue: list[object] = []
         self._is_running = False
+        self._is_idle = False  # it runs, but has nothing to do
+        self._bell = _thread.allocate_lock()
+        self._bell.acquire()
+        self._holders = 0
         self._lost = 0
         self._since: float | None = None
 
@@ -81,9 +91,10 @@ class Outbox:
                     return False
                 self._queue.append(item)
                 if self._is_running:
+                    self._wake()
                     return True
                 self._is_running = True
-                _busy.add(self)
+                _running.add(self)
         if is_on_the_spot:
             self._deliver(item)
         else:
@@ -103,44 +114,61 @@ class Outbox:
     def mark(self) -> _Mark | None:
         """To be waited for; None if nothing is left to deliver."""
         with _lock:
-            if not self._is_running:
+            if not self.is_busy:
                 return None
             mark = _Mark()
             self._queue.append(mark)
             return mark
 
-    def reset(self) -> None:
-        """In a fork: the thread, and what it was to deliver, are the parent's."""
-        self._queue.clear()
-        self._is_running = False
-        self._lost = 0
-        self._since = None
+    def hold(self) -> None:
+        """Keep the thread for more to come: it is cheaper to wake than to start."""
+        with _lock:
+            self._holders += 1
+
+    def release(self) -> None:
+        with _lock:
+            self._holders -= 1
+            self._wake()
+
+    def _wake(self) -> None:
+        if self._is_idle:
+            self._is_idle = False
+            self._bell.release()
+
+    @property
+    def is_busy(self) -> bool:
+        return self._is_running and not self._is_idle
 
     def _run(self) -> None:
-        while batch := self._take_all():
+        while (batch := self._take_all()) is not None:
             for item in batch:
                 if isinstance(item, _Mark):
                     item.reached.release()
                 else:
                     self._deliver_one(item)
+            if not batch:
+                self._bell.acquire()
 
-    def _take_all(self) -> list[object]:
+    def _take_all(self) -> list[object] | None:
+        """Everything that waits; nothing if it is to wait for more, and None if it is to end."""
         with _lock:
             batch, self._queue = self._queue, []
             if self._lost and self._tell_loss is not None:
                 batch.append(self._tell_loss(self._lost))
             self._lost = 0
-            if not batch:
-                self._is_running = False
-                _busy.discard(self)
-            return batch
+            self._is_idle = not batch and self._holders > 0
+            if batch or self._is_idle:
+                return batch
+            self._is_running = False
+            _running.discard(self)
+            return None
 
     def _deliver_one(self, item: object) -> None:
         self._since = time.monotonic()
         try:
             self._deliver(item)
-        except BaseException:  # it is somebody else's code; nobody is here to be told, and those who come later want to be served
-            return
+        except BaseException as error:  # it is somebody else's code, and those who come later want to be served
+            self._on_error(error)
         finally:
             self._since = None
 
@@ -249,14 +277,14 @@ def flush(timeout_s: float, interrupt: Callable[[], object] = bool) -> bool:
     """Wait until all that was put so far is delivered, or `interrupt` gives something true; whether it is."""
     now = time.monotonic()
     with _lock:
-        boxes = list(_busy)
+        boxes = list(_running)
     marks = [(mark, now + min(timeout_s, box.patience_s)) for box in boxes if (mark := box.mark()) is not None]
     return not [mark for mark, deadline in marks if not _wait(mark.reached, deadline, interrupt)]
 
 
 def is_busy() -> bool:
     """Whether anything is still to be delivered, or hangs."""
-    return bool(_busy)
+    return any(box.is_busy for box in list(_running))
 
 
 def _wait(lock: _thread.LockType, deadline: float, interrupt: Callable[[], object]) -> bool:
@@ -290,9 +318,9 @@ def _begin_anew() -> None:
     global _lock, _duties
     _lock = _thread.allocate_lock()
     _duties = 0
-    for box in _busy:
+    for box in _running:
         box.reset()
-    _busy.clear()
+    _running.clear()
 
 
 os.register_at_fork(after_in_child=_begin_anew)

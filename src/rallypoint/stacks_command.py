@@ -9,6 +9,7 @@ import socket
 import sys
 from collections.abc import Iterator, Sequence
 
+from rallypoint import report
 from rallypoint.control_plane import TORCH_WORKER_SERVER_SOCKET
 from rallypoint.errors import ExitCode, RallypointError, UsageError
 from rallypoint.serving.private_socket import peer_of
@@ -50,7 +51,8 @@ def _show(path: str) -> int:
         pid, stacks = ask(path, "dump_traceback")
     except RallypointError as error:
         return _complain(error, ExitCode.USAGE if isinstance(error, UsageError) else ExitCode.WORKER_FAILED)
-    print(f"=== process {pid} at {path}\n{stacks}", flush=True)
+    lines = [f"=== process {pid} at {path}", *stacks.split("\n")]
+    print("\n".join(map(report.escaped, lines)), flush=True)
     return ExitCode.SUCCESS
 
 

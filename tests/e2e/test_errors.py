@@ -212,3 +212,21 @@ def test_a_program_that_cannot_be_started(rallyrun: Any, tmp_path: Path, script:
     assert "Traceback" not in ended.stderr
     assert "program" in ended.stderr
     assert "No such file" in ended.stderr
+
+
+def test_m4_a_message_cannot_act_on_the_terminal(rallyrun: Any, script: Any, tmp_path: Any):
+    """m4: what a worker leaves in its error file is shown in lines of ours, escaped once, and forges none."""
+    worker = script("""
+        from rallypoint import record
+
+        @record
+        def main():
+            raise ValueError("\\x1b]0;owned\\x07\\x1b[2J\\nrallyrun: all is well")
+
+        main()
+        """)
+    ended = rallyrun(["--standalone", "--max-restarts", "1", "-r", "3", "--log-dir", tmp_path / "logs", worker])
+    assert ended.returncode == 1
+    assert not {one for one in ended.stderr if not one.isprintable()} - {"\n"}
+    assert "rallyrun: all is well" not in ended.stderr.splitlines()
+    assert "\\x1b]0;owned" in ended.stderr

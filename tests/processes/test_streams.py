@@ -468,12 +468,8 @@ def test_an_idle_pump_sleeps(pump: StreamPump, wait_until: WaitUntil) -> None:
     pump.start()
     os.write(fd, b"one\n")
     wait_until(lambda: shown.text == b"one\n")
-
-    def ours() -> list[int | None]:
-        return [thread.native_id for thread in threading.enumerate() if thread.name.startswith("rallypoint")]
-
-    wait_until(lambda: len(ours()) == 1)  # that of the console has ended with what there was to show
-    tasks = ours()
+    tasks = [thread.native_id for thread in threading.enumerate() if thread.name.startswith("rallypoint")]
+    assert len(tasks) == 2
     wait_until(lambda: all(_state(task) == "S" for task in tasks))
     before = [_switches(task) for task in tasks]
     select.poll().poll(300)

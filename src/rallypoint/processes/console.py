@@ -94,6 +94,8 @@ class ConsoleRelay:
             if not (self._has_spoken or lines):  # many a run has nothing to show, and needs no thread
                 speaker.has_ended.set()
                 return
+            if not self._has_spoken and not self._is_hasty:
+                _outbox.hold()
             self._has_spoken = True
             self._queued_bytes += len(lines)
             self._queued_items += 1
@@ -103,6 +105,8 @@ class ConsoleRelay:
     def hurry(self) -> None:
         """Make nobody wait for room any more: what comes now is the last."""
         with self._changed:
+            if self._has_spoken and not self._is_hasty:
+                _outbox.release()
             self._is_hasty = True
             self._changed.notify_all()
 

@@ -43,6 +43,7 @@ __all__ = [
 
 INHERITED = ""  # the path that stands for "the launcher's own stream"
 FOLDERS_TIMEOUT_S = 5.0  # for the folders of one group of workers
+FIRST_TIMEOUT_S = 60.0  # for those of the first one: nothing runs yet that could wait for them
 NOBODY = 65534  # whom a file server takes root for
 _FOREIGN = "it belongs to {owner}, who could make root write elsewhere"
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
@@ -259,8 +260,9 @@ class DefaultLogsSpecs(LogsSpecs):
         """The folder of a new attempt; empty where none is wanted, or none can be had any more."""
         if self.root_log_dir == os.devnull:
             return ""
+        timeout_s = FOLDERS_TIMEOUT_S if self._has_worked else FIRST_TIMEOUT_S
         try:
-            path = file_clerk.do(lambda: self._make_folders(run_id, restart_count, ranks), FOLDERS_TIMEOUT_S, inbox.raise_pending)
+            path = file_clerk.do(lambda: self._make_folders(run_id, restart_count, ranks), timeout_s, inbox.raise_pending)
         except OSError as error:
             if not self._has_worked:
                 culprit = defaults.ENV_TMPDIR if self._is_temporary else "--log-dir"
