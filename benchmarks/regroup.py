@@ -8,24 +8,21 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks.contestants import PROGRAMS, Contestant, clean_environment, in_turn, launchers
+from benchmarks.contestants import Contestant, in_turn, launchers
 from benchmarks.figures import Figure, at_most
 from benchmarks.jobs import launcher_processes
+from benchmarks.nodes import node_command, running_agent, wait_for_world
 from benchmarks.predecessor import predecessor
 from benchmarks.rendezvous import free_port
 
 __all__ = ["measure"]
 
 ROUNDS = 5
-WORKERS = 2
-TIMEOUT_S = 20.0
 WARDEN = "rally-warden"
 JOIN = "second agent's exec to the larger world running"
 
@@ -52,15 +49,15 @@ def _round(contestant: Contestant, lose: Callable[[int], None]) -> tuple[float, 
     """
     with tempfile.TemporaryDirectory() as folder:
         starts = Path(folder)
-        command = _command(contestant, free_port(), starts)
-        with _agent(command):
-            _wait(starts, 1, 0.0)
+        command = node_command(contestant, free_port(), starts)
+        with running_agent(command):
+            wait_for_world(starts, 1, 0.0)
             began = time.monotonic()
-            with _agent(command) as second:
-                larger_at = _wait(starts, 2, began)
+            with running_agent(command) as second:
+                larger_at = wait_for_world(starts, 2, began)
                 lost_at = time.monotonic()
                 lose(second.pid)
-                return larger_at - began, _wait(starts, 1, lost_at) - lost_at
+                return larger_at - began, wait_for_world(starts, 1, lost_at) - lost_at
 
 
 # --- how a node is lost ----------------------------------------------------------------------------------------------------
@@ -81,47 +78,8 @@ def _freeze(agent: int) -> None:
         os.kill(pid, signal.SIGSTOP)
 
 
-def _thaw(agent: int) -> None:
-    for pid in reversed(launcher_processes(agent, set())):
-        os.kill(pid, signal.SIGCONT)
-
-
 LOSSES = {
     "kill -9 of an agent to the smaller world running": (_kill_agent, 0.5),
     "kill -9 of an agent and its warden to the smaller world running": (_kill_agent_and_warden, 3.5),
     "a machine's last sign of life to the smaller world running": (_freeze, 3.5),
 }
-
-
-# --- agents ----------------------------------------------------------------------------------------------------------------
-
-
-def _command(contestant: Contestant, port: int, starts: Path) -> list[str]:
-    meeting = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-conf", "last_call_timeout=0.1"]
-    size = ["--nnodes", "1:2", "--nproc-per-node", str(WORKERS)]
-    return [str(contestant.path), *size, *meeting, str(PROGRAMS / "world.py"), str(starts)]
-
-
-@contextmanager
-def _agent(command: list[str]) -> Iterator[subprocess.Popen[bytes]]:
-    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    agent = subprocess.Popen(command, env=clean_environment(), **quiet)  # type: ignore[call-overload]
-    try:
-        yield agent
-    finally:
-        if agent.poll() is None:
-            _thaw(agent.pid)
-            os.kill(agent.pid, signal.SIGTERM)
-        agent.wait(TIMEOUT_S)
-
-
-def _wait(starts: Path, nodes: int, since: float) -> float:
-    """When the last worker of a world of so many nodes, begun after `since`, had started."""
-    deadline = time.monotonic() + TIMEOUT_S
-    while time.monotonic() < deadline:
-        found = [float(path.read_text()) for path in starts.glob(f"{nodes * WORKERS}.*") if path.suffix != ".new"]
-        new = [at for at in found if at > since]
-        if len(new) >= nodes * WORKERS:
-            return max(new)
-        time.sleep(0.002)
-    raise RuntimeError(f"no world of {nodes} nodes within {TIMEOUT_S:g} s")
