@@ -16,7 +16,7 @@ from tests.e2e.nodes.conftest import MEMBER, Job
 
 WORKER_FAILED, USAGE, HOST_UNUSABLE = 1, 2, 4
 SEAT = re.compile(r"^rallyrun: generation \d+: this node is \d+ of (\d+)", re.MULTILINE)
-ALL_TOGETHER = "last_call_timeout=20,close_timeout=1"  # nobody begins before the last is there
+ALL_TOGETHER = "last_call_timeout=60,close_timeout=1"  # nobody begins before the last is there
 
 # An agent that joins as any other does, and to which something happens when it is to start its workers.
 SICK = """
