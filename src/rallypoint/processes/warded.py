@@ -250,7 +250,7 @@ class WardedContext(PContext):
     def _close(self, death_sig: signal.Signals, timeout: float) -> None:
         stuck: tuple[Target, ...] = ()
         try:
-            if self._warden is not None and self._pids:
+            if self._warden is not None and (self._pids or self.licence_expired):
                 stuck = self._stop_all(death_sig, timeout)
             elif self._warden is not None:
                 self._warden.kill()  # nobody was started; it may be busy importing what it was to run

@@ -295,7 +295,9 @@ class Warden:
                 self._report(*ended)
 
     def _report_rest(self) -> None:
-        self._report("rest", [pid for pid in children() if pid not in self._workers])
+        """Those too of which it is not known yet that they are workers."""
+        workers = self._workers.keys() - set(self._starting.values())
+        self._report("rest", [pid for pid in children() if pid not in workers])
 
     def _signal_worker(self, local_rank: int, number: int) -> None:
         """Signal the whole group that a worker leads; it is ours as long as we have not reaped the leader."""
