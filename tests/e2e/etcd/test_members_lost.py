@@ -151,7 +151,8 @@ STEP_DOWN_S = 1.5  # a leader without followers goes on for so long, and answers
 
 
 def conf_of(fence_s: float, store_timeout_s: float) -> str:
-    return f"last_call_timeout=0.3,keep_alive_interval=0.5,fence={fence_s:g},store_timeout={store_timeout_s:g}"
+    """Nobody begins without those who are slow to start: that would be a world of its own."""
+    return f"last_call_timeout=30,keep_alive_interval=0.5,fence={fence_s:g},store_timeout={store_timeout_s:g}"
 
 
 def lines_with(node: Any, text: str) -> list[str]:
