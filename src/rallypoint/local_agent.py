@@ -56,6 +56,7 @@ class LocalElasticAgent(AgentSenses):
         restart_policy: RestartPolicy | None = None,
         hang_timeout: str | float | None = None,
         health_listeners: Sequence[socket.socket] = (),
+        health_addr: str = defaults.HEALTH_ADDR,
     ) -> None:
         super().__init__(spec, exit_barrier_timeout, shutdown_timeout)
         self._start_method = start_method
@@ -68,6 +69,7 @@ class LocalElasticAgent(AgentSenses):
         self._hang_watch = None
         self._hang_timeout = hang_timeout
         self._health_listeners = list(health_listeners)
+        self._health_addr = health_addr
         self._kill_wait_s = _kill_wait(uninterruptible_state_timeout)
         self._signals_to_handle = signals_to_handle
         self._worker_env = worker_env or {}
