@@ -36,6 +36,15 @@ class Box(Record):
         self.size += 1
 
 
+class Sealed(Record):
+    text: str
+    size: int = field(init=False)
+    mark: str = field(default="", kw_only=True)
+
+    def __post_init__(self) -> None:
+        self.size = len(self.text)
+
+
 @pytest.mark.parametrize(
     ("made", "fields"),
     [
@@ -46,6 +55,7 @@ class Box(Record):
         (Box(1), {"size": 2, "things": [], "lid": "flat"}),
         (Box(1, [4], lid="round"), {"size": 2, "things": [4], "lid": "round"}),
         (Empty(), {}),
+        (Sealed("abc"), {"text": "abc", "mark": "", "size": 3}),
     ],
 )
 def test_fields_are_set_in_their_order(made: Record | Value, fields: dict[str, object]) -> None:
@@ -60,6 +70,8 @@ def test_fields_are_set_in_their_order(made: Record | Value, fields: dict[str, o
         (lambda: Point(1, x=2), "got x twice"),
         (lambda: Point(1, z=2), "unexpected keyword argument 'z'"),
         (lambda: Box(1, [], "round"), "takes 2 positional"),
+        (lambda: Sealed("abc", 3), "takes 1 positional"),
+        (lambda: Sealed("abc", size=3), "unexpected keyword argument 'size'"),
     ],
 )
 def test_a_wrong_call_is_a_type_error_that_names_the_field(make: object, complaint: str) -> None:

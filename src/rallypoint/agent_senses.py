@@ -42,6 +42,7 @@ class AgentSenses(SimpleElasticAgent):
     _worker_watchdog: FileTimerServer | None
     _hang_timeout: str | float | None
     _health_listeners: list[socket.socket]
+    _health_addr: str
     _kill_wait_s: float | None
     _metrics_before: metrics.MetricHandler | None = None
 
@@ -191,6 +192,7 @@ class AgentSenses(SimpleElasticAgent):
             resolve_health_port(None),
             defaults.HEALTH_TIMEOUT_S,
             board=self._run_record.board,
+            address=self._health_addr,
             listeners=self._health_listeners,
             stopping_s=self._shutdown_timeout + (self._kill_wait_s or defaults.UNINTERRUPTIBLE_TIMEOUT_S),
             metric_handler=handler,

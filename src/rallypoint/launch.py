@@ -166,6 +166,7 @@ def _make_agent(
         worker_env=config.worker_env,
         hang_timeout=config.hang_timeout,
         health_listeners=health_listeners,
+        health_addr=config.health_addr,
         restart_policy=RestartPolicy(
             config.max_restarts,
             no_retry_exit_codes=config.no_retry_exit_codes,

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Sequence
 
-from rallypoint import defaults, file_limit, outbox, report
+from rallypoint import defaults, file_limit, outbox, provisions, report
 from rallypoint.agent_senses import AgentSenses
 from rallypoint.core import agent as machine
 from rallypoint.core.ranks import WorkerRanks
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["LocalElasticAgent"]
 
 CLEARING_TIMEOUT_S = 2.0  # for a folder that may be on a disk which does not answer
+QUIET_S = 0.5
 FILES_PER_WORKER = 4  # two pipes with two ends each, or with one end and a log file
 FILES_PER_WORKER_WITHOUT_LOGS = 2
 OWN_FILES, OWN_FILES_AMONG_PEERS = 16, 32  # without which not even a job of one worker can be run to its end
@@ -57,6 +58,7 @@ class LocalElasticAgent(AgentSenses):
         restart_policy: RestartPolicy | None = None,
         hang_timeout: str | float | None = None,
         health_listeners: Sequence[socket.socket] = (),
+        health_addr: str = defaults.HEALTH_ADDR,
     ) -> None:
         super().__init__(spec, exit_barrier_timeout, shutdown_timeout)
         self._start_method = start_method
@@ -70,10 +72,12 @@ class LocalElasticAgent(AgentSenses):
         self._hang_watch = None
         self._hang_timeout = hang_timeout
         self._health_listeners = list(health_listeners)
+        self._health_addr = health_addr
         self._kill_wait_s = _kill_wait(uninterruptible_state_timeout)
         self._signals_to_handle = signals_to_handle
         self._worker_env = worker_env or {}
         self._told_log_dir = ""
+        self._quiet_since: float | None = time.monotonic()  # None once all is loaded that there is to load
         self._restart_policy = restart_policy or self._restart_policy
 
     def run(self, role: str = "default") -> RunResult:
@@ -179,6 +183,7 @@ class LocalElasticAgent(AgentSenses):
         if isinstance(self._logs_specs, DefaultLogsSpecs):
             self._use_folder(self._logs_specs)
         self._watch_for_hangs(self._pcontext.pids())
+        self._note_quiet(is_quiet=False)
         return self._pcontext.pids()
 
     def _use_folder(self, specs: DefaultLogsSpecs) -> None:
@@ -269,7 +274,21 @@ class LocalElasticAgent(AgentSenses):
         timeouts_s = [self._worker_group.spec.monitor_interval] if must_poll else []
         if self._hang_watch is not None and (look_at := self._hang_watch.next_look_at()) is not None:
             timeouts_s.append(look_at - time.monotonic())
-        wait_readable([news_fd if is_ours else None, peers_fd, inbox.fileno()], min(timeouts_s, default=None))
+        if self._quiet_since is not None:
+            timeouts_s.append(self._quiet_since + QUIET_S - time.monotonic())
+        readable = wait_readable([news_fd if is_ours else None, peers_fd, inbox.fileno()], min(timeouts_s, default=None))
+        self._note_quiet(is_quiet=not readable)
+
+    def _note_quiet(self, is_quiet: bool) -> None:
+        """When workers run and nothing has happened for a moment, load what their end will need."""
+        now = time.monotonic()
+        if self._quiet_since is None:
+            return
+        if not is_quiet:
+            self._quiet_since = now
+        elif now >= self._quiet_since + QUIET_S:
+            self._quiet_since = None
+            provisions.load()
 
 
 def _with_site(env: dict[str, str]) -> dict[str, str]:

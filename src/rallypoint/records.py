@@ -34,17 +34,22 @@ _MISSING = object()
 class _Field:
     """How one field gets its value when the caller gives none."""
 
-    __slots__ = ("default", "factory", "kw_only")
+    __slots__ = ("default", "factory", "init", "kw_only")
 
-    def __init__(self, default: object = _MISSING, factory: Callable[[], object] | None = None, kw_only: bool = False) -> None:
+    def __init__(
+        self, default: object = _MISSING, factory: Callable[[], object] | None = None, kw_only: bool = False, init: bool = True
+    ) -> None:
         self.default = default
         self.factory = factory
         self.kw_only = kw_only
+        self.init = init
 
 
-def field(*, default: Any = _MISSING, factory: Callable[[], Any] | None = None, kw_only: bool = False) -> Any:
-    """A field that is made anew for each object, or that must be given by its name."""
-    return _Field(default, factory, kw_only)
+def field(
+    *, default: Any = _MISSING, factory: Callable[[], Any] | None = None, kw_only: bool = False, init: bool = True
+) -> Any:
+    """A field that is made anew for each object, or must be given by its name, or is set by ``__post_init__`` alone (`init`)."""
+    return _Field(default, factory, kw_only, init)
 
 
 class _WhenAsked:
@@ -76,7 +81,7 @@ def _twin(cls: type[_Fields]) -> type:
 
     described = []
     for name, one in cls._fields.items():
-        settings: dict[str, Any] = {"kw_only": one.kw_only}
+        settings: dict[str, Any] = {"kw_only": one.kw_only, "init": one.init}
         if one.default is not _MISSING:
             settings["default"] = one.default
         if one.factory is not None:
@@ -96,7 +101,7 @@ def _signature(cls: type[_Fields]) -> object:
     import inspect
 
     parameters = []
-    for name, one in sorted(cls._fields.items(), key=lambda item: item[1].kw_only):
+    for name, one in sorted(cls._given.items(), key=lambda item: item[1].kw_only):
         kind = inspect.Parameter.KEYWORD_ONLY if one.kw_only else inspect.Parameter.POSITIONAL_OR_KEYWORD
         default = one.default if one.default is not _MISSING else one.factory or inspect.Parameter.empty
         parameters.append(inspect.Parameter(name, kind, default=default, annotation=_annotation(cls, name)))
@@ -114,14 +119,16 @@ class _Fields:  # noqa: PLW1641  # Value defines it; a Record is no key
     """What records and values share."""
 
     _fields: ClassVar[MappingProxyType[str, _Field]] = MappingProxyType({})
+    _given: ClassVar[dict[str, _Field]] = {}  # those that a caller gives
     _positional: ClassVar[tuple[str, ...]] = ()
     _constants: ClassVar[dict[str, object]] = {}
 
     def __init_subclass__(cls) -> None:
         fields = {**cls._fields, **_own_fields(cls)}
         cls._fields = MappingProxyType(fields)
-        cls._positional = tuple(name for name, one in fields.items() if not one.kw_only)
-        cls._constants = {name: one.default for name, one in fields.items() if one.default is not _MISSING}
+        cls._given = {name: one for name, one in fields.items() if one.init}
+        cls._positional = tuple(name for name, one in cls._given.items() if not one.kw_only)
+        cls._constants = {name: one.default for name, one in cls._given.items() if one.default is not _MISSING}
         for name, value in {**_ASKED_FOR, "__match_args__": cls._positional}.items():
             setattr(cls, name, value)
 
@@ -130,12 +137,12 @@ class _Fields:  # noqa: PLW1641  # Value defines it; a Record is no key
             self.__dict__.update(zip(self._positional, args, strict=True))
             return
         values = {**self._constants, **dict(zip(self._positional, args, strict=False)), **kwargs}
-        for name, one in self._fields.items():
+        for name, one in self._given.items():
             if name not in values and one.factory is not None:
                 values[name] = one.factory()
-        if values.keys() != self._fields.keys() or len(args) > len(self._positional) or (args and kwargs):
+        if values.keys() != self._given.keys() or len(args) > len(self._positional) or (args and kwargs):
             self._check_arguments(args, kwargs, values)
-        self.__dict__.update({name: values[name] for name in self._fields})
+        self.__dict__.update({name: values[name] for name in self._given})
 
     def _check_arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any], values: dict[str, Any]) -> None:
         name, positional = type(self).__name__, self._positional
@@ -143,9 +150,9 @@ class _Fields:  # noqa: PLW1641  # Value defines it; a Record is no key
             raise TypeError(f"{name}() takes {len(positional)} positional arguments, but {len(args)} were given")
         if twice := [one for one in positional[: len(args)] if one in kwargs]:
             raise TypeError(f"{name}() got {', '.join(twice)} twice, by place and by name")
-        if unknown := kwargs.keys() - self._fields.keys():
+        if unknown := kwargs.keys() - self._given.keys():
             raise TypeError(f"{name}() got an unexpected keyword argument {', '.join(map(repr, sorted(unknown)))}")
-        if missing := [one for one in self._fields if one not in values]:
+        if missing := [one for one in self._given if one not in values]:
             raise TypeError(f"{name}() misses {', '.join(map(repr, missing))}")
 
     def __repr__(self) -> str:

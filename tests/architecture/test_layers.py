@@ -23,7 +23,7 @@ LAYERS = (
     ),
     ("launch",),
     ("config",),
-    ("local_agent", "agent_senses"),
+    ("local_agent", "agent_senses", "provisions"),
     ("agent", "agent_peers", "agent_records", "run_record", "torch_plugin"),
     (
         "affinity", "control_plane", "data", "devices", "event_file", "event_logs", "event_sink", "events", "health", "metrics",

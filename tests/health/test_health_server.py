@@ -19,6 +19,7 @@ import pytest
 from rallypoint.core.phases import DONE, PHASES, RUNNING, STARTING, STOPPING, WAITING, enter, open_ledger
 from rallypoint.errors import UsageError
 from rallypoint.health import port as health_port
+from rallypoint.health import server as health_server
 from rallypoint.health.port import open_listeners_or_explain, resolve_health_port
 from rallypoint.health.server import HealthCheckServer, create_healthcheck_server
 from rallypoint.status import AgentStatus, StatusBoard
@@ -304,3 +305,38 @@ def test_what_it_loads_is_what_it_needs() -> None:
                             env={"PYTHONPATH": ":".join(filter(None, sys.path))}).stdout.split()  # fmt: skip
     heavy = {"json", "logging", "typing", "dataclasses", "prometheus_client", "http.server", "email", "subprocess", "asyncio"}
     assert heavy.isdisjoint(loaded)
+
+
+# --- who it is asked as ----------------------------------------------------------------------------------------------------
+
+
+def status_as(server: HealthCheckServer, host: str | None) -> int:
+    """The status of the answer to a request with this Host header, or with none."""
+    version = "1.0" if host is None else "1.1"
+    header = "" if host is None else f"Host: {host}\r\n"
+    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as sock:
+        sock.sendall(f"GET /healthz HTTP/{version}\r\n{header}Connection: close\r\n\r\n".encode())
+        return int(sock.makefile("rb").readline().split()[1])
+
+
+def test_m11_small_a_foreign_host_header_is_refused(serve: Serve) -> None:
+    """m11: a page from elsewhere cannot read our health through a browser, under a name that it has let point to us."""
+    server = serve()
+    own = socket.gethostname()
+    foreign = ("evil.example", "evil.example:8080", f"{own}.evil.example", "127.0.0.1.evil.example", "localhost.evil.example", "")
+    for host in foreign:
+        assert status_as(server, host) == 403, host
+    for host in ("127.0.0.1", "127.0.0.1:8080", "[::1]:8080", "10.1.2.3", "localhost:80", "LOCALHOST.", own, own.upper(), None):
+        assert status_as(server, host) == 200, host
+
+
+def test_m11_small_the_name_that_was_given_is_answered(serve: Serve, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    """m11: and so is this machine's name in the domains where names are looked up."""
+    settings = tmp_path / "resolv.conf"
+    settings.write_text("nameserver 127.0.0.53\n\nsearch cluster.example lab.example\n")
+    monkeypatch.setattr(health_server, "RESOLVER_SETTINGS", str(settings))
+    [listener] = open_listeners_or_explain("127.0.0.1", 0)
+    server = serve(address="Health.Example", listeners=[listener])
+    short = socket.gethostname().partition(".")[0]
+    asked = ("health.example:1", f"{short}.lab.example", f"{short}.example")
+    assert [status_as(server, host) for host in asked] == [200, 200, 403]

@@ -12,10 +12,11 @@ come out do not depend on how the bytes were cut into pieces.
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 
 from rallypoint.records import Value
 
-__all__ = ["METHODS", "Refusal", "Request", "RequestReader", "Response", "render"]
+__all__ = ["METHODS", "Refusal", "Request", "RequestReader", "Response", "is_named_so", "render"]
 
 HEAD_BYTES = 8 * 1024
 BODY_BYTES = 64 * 1024
@@ -35,6 +36,7 @@ REQUEST_LINE = re.compile(r"([A-Z]{1,16}) ([\x21-\x7e]+) HTTP/1\.([01])")
 HEADER = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+):([^\x00-\x08\x0a-\x1f\x7f]*)")
 ORIGIN = re.compile(r"https?://[^/?#]*", re.IGNORECASE)  # before the path, as clients of a proxy write it
 ENCODED = re.compile(rb"%([0-9A-Fa-f]{2})")
+ADDRESS = re.compile(r"\[[0-9a-f:.%]+\]|\d{1,3}(?:\.\d{1,3}){3}")
 ONLY_ONCE = {"content-length", "host", "transfer-encoding"}
 
 
@@ -201,6 +203,18 @@ def _body_bytes(head: Request) -> int | Refusal:
     if len(digits) > LENGTH_DIGITS or int(digits) > BODY_BYTES:
         return Refusal(413, f"the body of a request may have {BODY_BYTES} bytes")
     return int(digits)
+
+
+def is_named_so(host: str | None, names: Collection[str]) -> bool:
+    """Whether a request is meant for us, by its Host header: an address, localhost, or one of our names.
+
+    A page from elsewhere can have a browser ask here under a name of its own, which it has let point to us. No such name is ours.
+    Who sends no header is no browser.
+    """
+    if host is None:
+        return True
+    name = re.sub(r":\d*\Z", "", host.lower()).rstrip(".")
+    return name == "localhost" or name.endswith(".localhost") or name in names or ADDRESS.fullmatch(name) is not None
 
 
 def render(response: Response, date: str, method: str = "GET", keeps_open: bool = False) -> bytes:

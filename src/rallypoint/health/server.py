@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from rallypoint.core import health
-from rallypoint.core.http_request import Request, Response
+from rallypoint.core.http_request import Request, Response, is_named_so
 from rallypoint.core.phases import totals
 from rallypoint.health.port import open_listeners_or_explain
 from rallypoint.json_text import to_json
@@ -33,6 +33,8 @@ ENDPOINTS = {
     "/metrics": "numbers for Prometheus",
 }
 FRESH = (("Cache-Control", "no-store"),)
+STRANGE_NAME = "this machine is asked by its address, by its own name, or by the name that --health-addr gives\n"
+RESOLVER_SETTINGS = "/etc/resolv.conf"
 NO_PROMETHEUS = "metrics need prometheus-client: pip install 'rallypoint[metrics]'\n"
 
 
@@ -59,6 +61,7 @@ class HealthCheckServer:
         self._alive_callback = alive_callback
         self._port = port
         self._address = address
+        self._names = _own_names() | {address.strip("[]").lower()}
         self._board = board
         self._listeners = list(listeners)
         self._limits = health.Limits(timeout, stopping_s=stopping_s)
@@ -95,6 +98,8 @@ class HealthCheckServer:
     # --- answers, on the server's thread -----------------------------------------------------------------------------------
 
     def _answer(self, request: Request) -> Response:
+        if not is_named_so(request.headers.get("host"), self._names):
+            return Response(403, STRANGE_NAME, headers=FRESH)
         if request.method == "POST":
             return Response(405, "there is nothing to post here\n", headers=(("Allow", "GET, HEAD"),))
         match request.path:
@@ -145,6 +150,19 @@ def create_healthcheck_server(
 ) -> HealthCheckServer:
     """A health server that is still to be started."""
     return HealthCheckServer(alive_callback, port, timeout, board=board, address=address)
+
+
+def _own_names() -> set[str]:
+    """By which this machine is known where it is: its name, with and without the domains in which names are looked up here."""
+    name = os.uname().nodename.lower()
+    short = name.partition(".")[0]
+    try:
+        with open(RESOLVER_SETTINGS, encoding="utf-8", errors="replace") as file:
+            lines = [line.split() for line in file]
+    except OSError:
+        lines = []
+    domains = [one.lower().strip(".") for first, *rest in filter(None, lines) if first in ("search", "domain") for one in rest]
+    return {name, short, *(f"{short}.{domain}" for domain in domains)}
 
 
 def describe(status: AgentStatus, progress_at: float | None, now: float) -> dict[str, object]:

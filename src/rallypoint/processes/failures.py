@@ -9,10 +9,13 @@ from __future__ import annotations
 import os
 import signal
 import time
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
 
+from rallypoint.records import Record, field
+
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from rallypoint.processes.tracebacks import Traceback
 
 __all__ = ["NOT_AVAILABLE", "ChildFailedError", "ProcessFailure"]
@@ -21,8 +24,7 @@ NOT_AVAILABLE = "<N/A>"
 _YEAR_10000_S = 253_402_300_800.0
 
 
-@dataclass
-class ProcessFailure:
+class ProcessFailure(Record):
     """One worker that failed. `message` says why in its own words; `error_file` is NOT_AVAILABLE if it left no readable one."""
 
     local_rank: int

@@ -11,11 +11,11 @@ import signal
 import time
 from collections.abc import Iterable
 from itertools import groupby
-from typing import TYPE_CHECKING
 
 from rallypoint.processes.failures import NOT_AVAILABLE
 from rallypoint.processes.tracebacks import Frame, find_fatal_error, headline, outside_traceback, plain_lines
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from rallypoint.processes.failures import ChildFailedError, ProcessFailure
 

@@ -10,8 +10,11 @@ Invariants: nothing here raises, whatever the text; time is linear in its length
 
 from __future__ import annotations
 
-import re
-from typing import NamedTuple
+from rallypoint.records import Value
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import re
 
 __all__ = ["Frame", "Traceback", "find_fatal_error", "find_traceback", "headline", "outside_traceback", "plain_lines"]
 
@@ -21,22 +24,45 @@ _GROUP_MARGIN = "  | "
 _NOISE_LINES_MAX = 5  # foreign lines between the frames of one block: other threads and processes write there too
 _LINE_CHARS_MAX = 4096  # nobody reads further, and no pattern is run over more
 
-_ANSI = re.compile(r"\x1b(?:\[[0-9;:?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
-_FRAME = re.compile(r'  File "(.*)", line (\d+)(?:, in (.+))?$')
-_FRAME_WITH_PREFIX = re.compile(r'(|.{0,200}?\S )  File ".*", line \d+')
-_EXCEPTION = re.compile(r"([^\W\d]\w*(?:\.(?:[^\W\d]\w*|<locals>))*)(:(?: (.*))?)?$")
-_MARKER = re.compile(r"[\s^~]+$|\[Previous line repeated ")
-_DIGIT = re.compile(r"\d")
+
+class _Pattern:
+    """A regular expression that is compiled when it is used: re takes half a megabyte, and most jobs never fail."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    @property
+    def compiled(self) -> re.Pattern[str]:
+        import re
+
+        return re.compile(self._text)  # which remembers it
+
+    def match(self, text: str) -> re.Match[str] | None:
+        return self.compiled.match(text)
+
+    def search(self, text: str) -> re.Match[str] | None:
+        return self.compiled.search(text)
+
+    def sub(self, by: str, text: str) -> str:
+        return self.compiled.sub(by, text)
+
+
+_ANSI = _Pattern(r"\x1b(?:\[[0-9;:?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
+_FRAME = _Pattern(r'  File "(.*)", line (\d+)(?:, in (.+))?$')
+_FRAME_WITH_PREFIX = _Pattern(r'(|.{0,200}?\S )  File ".*", line \d+')
+_EXCEPTION = _Pattern(r"([^\W\d]\w*(?:\.(?:[^\W\d]\w*|<locals>))*)(:(?: (.*))?)?$")
+_MARKER = _Pattern(r"[\s^~]+$|\[Previous line repeated ")
+_DIGIT = _Pattern(r"\d")
 _SYNTAX_ERRORS = ("SyntaxError", "IndentationError", "TabError")
 # Python says these of exceptions that did not end the program: in a thread, in a finaliser, in a log call, in a task.
-_NOT_FATAL = re.compile(r"Exception ignored |Exception in thread |--- Logging error ---|Error in sys|Task exception was never")
+_NOT_FATAL = _Pattern(r"Exception ignored |Exception in thread |--- Logging error ---|Error in sys|Task exception was never")
 _CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
 
 _FATAL = "Fatal Python error: "
-_FATAL_FRAME = re.compile(r'  File "(.*)", line (\d+|\?\?\?) in (.+)$')
+_FATAL_FRAME = _Pattern(r'  File "(.*)", line (\d+|\?\?\?) in (.+)$')
 
 
-class Frame(NamedTuple):
+class Frame(Value):
     """One call; `function` is empty where a file could not be parsed, `source` where Python did not show it."""
 
     file: str
@@ -45,7 +71,7 @@ class Frame(NamedTuple):
     source: str
 
 
-class Traceback(NamedTuple):
+class Traceback(Value):
     """What was raised, and where; the innermost frame comes last."""
 
     exception: str  # the type and the first line of the message, as Python printed them
@@ -54,7 +80,7 @@ class Traceback(NamedTuple):
     frames: tuple[Frame, ...]
 
 
-class _Block(NamedTuple):
+class _Block(Value):
     """A traceback and the lines that it takes up: from `start` up to, not including, `end`."""
 
     start: int
@@ -161,7 +187,7 @@ def _parse_block(lines: list[str], header: int, fatal: bool) -> _Block:
     if prefix.endswith(_GROUP_HEADER_TEXT):
         prefix = prefix.removesuffix(_GROUP_HEADER_TEXT) + _GROUP_MARGIN
         block = _parse_body(lines, header, header + 1, prefix, fatal)
-        return block._replace(end=_end_of_group(lines, block.end, prefix))
+        return block.replace(end=_end_of_group(lines, block.end, prefix))
     following = lines[header + 1] if header + 1 < len(lines) else ""
     # What stands before the header is either the same on every line, or the rest of somebody's unfinished line.
     if not _FRAME.match(_without_prefix(following, prefix)):
