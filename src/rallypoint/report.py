@@ -38,8 +38,8 @@ def _log(level: int, text: str) -> None:
 
 def _is_logged(level: int) -> bool:
     """Where nobody has imported logging, nobody has asked for anything below a warning."""
-    logging = sys.modules.get("logging")
-    return level >= WARNING if logging is None else bool(logging.getLogger("rallypoint").isEnabledFor(level))
+    get_logger = getattr(sys.modules.get("logging"), "getLogger", None)  # another thread may be in the middle of importing it
+    return level >= WARNING if get_logger is None else bool(get_logger("rallypoint").isEnabledFor(level))
 
 
 def _losses(count: int) -> tuple[int, str]:
