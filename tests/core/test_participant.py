@@ -457,6 +457,15 @@ class TestShunning:
             stage.settle()
             assert stage.generation().nodes == 2
 
+    def test_failures_that_come_from_everywhere_are_nobodys_fault(self) -> None:
+        stage = formed("a", "b", "c", restarts=RestartPolicy(100, backoff_s=0.0))
+        for name in ("a", "b", "c") * 3:
+            stage.fail(name)
+            stage.settle()
+            stage.ready("a", "b", "c")
+            stage.settle()
+            assert stage.generation().nodes == 3
+
     def test_another_leader_knows_it_too(self) -> None:
         stage = formed("a", "b", "c", "d", restarts=RestartPolicy(100, backoff_s=0.0))
         for _ in range(2):

@@ -22,7 +22,7 @@ __all__ = ["Roster", "SecondHolder"]
 
 SOON_S = 10.0  # a node that dies this soon after a generation was formed with it is one that keeps dying
 LONGEST_HOLD_S = 60.0
-STRIKES = 2  # so many failures of its workers, and a node is left out for a while
+STRIKES = 2  # so many failures of its workers in a row, and a node is left out for a while
 FIRST_SHUN_S, LONGEST_SHUN_S = 60.0, 3600.0
 
 
@@ -198,7 +198,7 @@ class Roster:
                     yield first, node
 
     def shunning(self, strikes: Sequence[str], since: float, culprit: str) -> dict[str, Node]:
-        """The nodes, of which those are marked whose workers have failed again and again, for longer each time.
+        """The nodes, of which those are marked whose workers have failed several times in a row, for longer each time.
 
         A member is shunned only if the failure that has just ended its generation is its own. Where several nodes share a name,
         nobody can tell whose it was.
@@ -208,7 +208,7 @@ class Roster:
         marked, names = {}, [node.record.name for node in self.nodes.values()]
         for node_id, node in self.nodes.items():
             name = node.record.name
-            times = strikes.count(name)
+            times = _in_a_row(strikes, name)
             if times >= STRIKES and names.count(name) == 1 and (node_id not in self.members or name == culprit):
                 shun_s = min(LONGEST_SHUN_S, FIRST_SHUN_S * 2.0 ** (times - STRIKES))
                 marked[node_id] = node.replace(shunned_until=since + shun_s)
@@ -228,6 +228,17 @@ class Roster:
         if held == {-1}:
             return []
         return [f"rank {rank}" for rank in range(wanted) if rank not in held]
+
+
+def _in_a_row(strikes: Sequence[str], name: str) -> int:
+    """How often it was this one and no other, the last time that it was."""
+    times = 0
+    for struck in reversed(strikes):
+        if struck == name:
+            times += 1
+        elif times:
+            break
+    return times
 
 
 def _unnamed_failure(signal: job.Signal | None) -> str:
