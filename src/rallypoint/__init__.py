@@ -47,8 +47,10 @@ __version__ = "0.1.0"
 
 def _is_command() -> bool:
     """Whether this process is the command line, and not a program that uses us."""
-    script = (getattr(sys, "argv", None) or [""])[0].rpartition("/")[2]
-    return script in ("rallyrun", "rallypoint") or sys.orig_argv[1:3] == ["-m", "rallypoint"]
+    script = (getattr(sys, "argv", None) or [""])[0]
+    if script == "-m":  # Python is still looking for what it was told to run
+        return "rallypoint" in sys.orig_argv[sys.orig_argv.index("-m") :][1:2]
+    return script.rpartition("/")[2] in ("rallyrun", "rallypoint")
 
 
 if _is_command():

@@ -41,7 +41,7 @@ def _leave(code: int) -> int:
     """The exit code; but where a thread of ours hangs in a write, as the interpreter's own end would, the end itself."""
     from rallypoint import outbox
 
-    if outbox.is_busy():
+    if outbox.is_busy() and not outbox.flush(0.2):
         os._exit(code)
     return code
 

@@ -240,8 +240,9 @@ class SimpleElasticAgent(AgentRecords, AgentPeers, ElasticAgent):
         worker_group.state = WorkerState.STOPPED
         self._observe(machine.Stopped())
         inbox.raise_pending()
-        if self._restarting.delay_s:
-            wait_readable([inbox.fileno()], self._restarting.delay_s)
+        restart_at = time.monotonic() + self._restarting.delay_s
+        while (left_s := restart_at - time.monotonic()) > 0:  # a signal that is not ours wakes us too
+            wait_readable([inbox.fileno()], left_s)
             inbox.raise_pending()
         self._initialize_workers(worker_group)
 

@@ -30,7 +30,7 @@ __all__ = ["Deputy", "Outbox", "begin_duty", "end_duty", "flush", "is_busy", "on
 
 MOST_ITEMS = 2000
 FAREWELL_S = 5.0  # for what is left when the last duty ends
-EXIT_S = 1.0  # for what is left when the interpreter ends
+EXIT_S = 5.0  # for what is left when the interpreter ends
 LOOK_S = 0.05  # how soon a wait notices that it was interrupted
 
 _lock = _thread.allocate_lock()  # one for all: it is held for an instant, never while anything is delivered

@@ -12,7 +12,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 
-from rallypoint import defaults
+from rallypoint import defaults, outbox
 from rallypoint.errors import RankError, SignalException
 from rallypoint.processes.log_specs import LogsDest, LogsSpecs
 from rallypoint.processes.signals import inbox
@@ -116,6 +116,7 @@ class PContext(ABC):
         """Start all processes; from now on the signals to handle end our waits instead of us."""
         self._is_watching = inbox.begin(self.envs[0].get(defaults.ENV_SIGNALS_TO_HANDLE, defaults.SIGNALS_TO_HANDLE))
         self._is_open = True
+        outbox.begin_duty()
         try:
             self._start()
         except BaseException:  # whatever it was, a signal included, nobody may be left; it is raised again
@@ -146,6 +147,7 @@ class PContext(ABC):
                 self._close(death_sig or signal.SIGTERM, timeout)
             finally:
                 left = inbox.end() if self._is_watching else None
+                outbox.end_duty()
             if left is not None:
                 raise SignalException(f"received {left.name} while the processes were being ended", left)
 

@@ -347,12 +347,12 @@ class WardedContext(PContext):
     def _send(self, sends: tuple[Send, ...]) -> None:
         assert self._warden is not None
         for send in sends:
-            if send.signal == signal.SIGKILL:
-                report.info(send.why)
             if send.target.is_worker:
                 self._warden.signal_worker(send.target.number, send.signal)
             else:
                 self._warden.signal_rest(send.target.number, send.signal)
+            if send.signal == signal.SIGKILL:
+                report.info(send.why)
 
     def _pid_of(self, target: Target) -> int:
         return self._pids[target.number] if target.is_worker else target.number
