@@ -26,7 +26,8 @@ environment variable, if that is set: PET_NPROC_PER_NODE for --nproc-per-node.""
 
 _EXIT_CODES = """\
 Exit codes: 0 all workers succeeded; 1 a worker failed and no restart was left; 2 bad input, nothing was started; 3 the nodes did
-not meet; 4 workers could not be killed; 70 a bug in rallypoint; 128+n signal n ended the job (Ctrl-C: 130)."""
+not meet; 4 workers could not be killed, or a limit of this host was reached; 70 a bug in rallypoint; 128+n signal n ended the job
+(Ctrl-C: 130)."""
 
 _OVERVIEW = """\
 usage: rallypoint run [flags] script [arguments of the script]
