@@ -52,13 +52,19 @@ class AgentPeers:
 
     def _meet(self, peers: CoordinatedHandler) -> RendezvousInfo:
         spec = self._worker_group.spec
-        entry_point = spec.get_entrypoint_name()
+        entry_point, is_entrusted = spec.get_entrypoint_name(), False
         peers.introduce(Introduction(spec.role, spec.local_world_size, spec.max_restarts, entry_point, self._shutdown_timeout))
         while (info := peers.poll_rendezvous()) is None:
+            if not is_entrusted:
+                is_entrusted = True
+                self._entrust_licence(peers.licence_fd())
             wait_readable([peers.wakeup_fd(), inbox.fileno()], None)
             inbox.raise_pending()
         self._remaining_restarts = spec.max_restarts - peers.restart_count()
         return info
+
+    def _entrust_licence(self, licence_fd: int | None) -> None:
+        """Whoever cleans up after us can tell the others so, also while we wait."""
 
     def _observe_peers(self) -> machine.Regroup | machine.Fenced | machine.JobEnded | None:
         peers = self._peers()

@@ -183,7 +183,7 @@ _CODES: tuple[tuple[type[BaseException], int], ...] = (
     (UsageError, ExitCode.USAGE),
     (RendezvousError, ExitCode.RENDEZVOUS_FAILED),
     (UnkillableWorkersError, ExitCode.HOST_UNUSABLE),
-    (WorkerStartError, ExitCode.HOST_UNUSABLE),
+    (HostLimitError, ExitCode.HOST_UNUSABLE),
     (RallypointError, ExitCode.WORKER_FAILED),
 )
 

@@ -161,6 +161,9 @@ class LocalElasticAgent(AgentSenses):
         self._setup_local_watchdog(envs=envs)
         prefixes = {plan.local_rank: plan.prefix for plan in plans if plan.prefix is not None}
         peers = self._peers()
+        licence: dict[str, Any] = {}  # where there is none, what is called is as torch's: programs put their own in its place
+        if peers is not None and (licence_fd := peers.licence_fd()) is not None:
+            licence["licence_fd"] = licence_fd
         with self._starting:
             self._pcontext = start_processes(
                 name=spec.role,
@@ -173,7 +176,7 @@ class LocalElasticAgent(AgentSenses):
                 numa_options=spec.numa_options,
                 duplicate_stdout_filters=spec.duplicate_stdout_filters,
                 duplicate_stderr_filters=spec.duplicate_stderr_filters,
-                licence_fd=peers.licence_fd() if peers is not None else None,
+                **licence,
             )
         if isinstance(self._pcontext, WardedContext):
             if self._kill_wait_s is not None:
@@ -258,6 +261,10 @@ class LocalElasticAgent(AgentSenses):
         if ended.is_failed():
             return RunResult(WorkerState.FAILED, failures={global_rank[local]: one for local, one in ended.failures.items()})
         return RunResult(WorkerState.SUCCEEDED, {global_rank[local]: value for local, value in ended.return_values.items()})
+
+    def _entrust_licence(self, licence_fd: int | None) -> None:
+        if licence_fd is not None:
+            warden_client.entrust(licence_fd)
 
     def _licence_over(self) -> str:
         if not isinstance(self._pcontext, WardedContext) or not self._pcontext.licence_expired:

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from rallypoint import report
+from rallypoint import outbox, report
 from rallypoint.core.http_request import Request, Response
 from rallypoint.serving.http_loop import HttpLimits
 from rallypoint.serving.http_serving import HttpServer
@@ -217,6 +217,7 @@ def test_an_answer_that_cannot_be_made_harms_nobody(serve: Callable[..., Served]
     try:
         client = serve(answer).client()
         assert [get(client, path)[0] for path in ("/x", "/header", "/x", "/")] == [500, 500, 500, 200]
+        assert outbox.flush(10.0)
     finally:
         report.set_sink(None)
     assert lines == ["GET '/x' could not be answered: KeyError('/x')"]

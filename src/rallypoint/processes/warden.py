@@ -151,6 +151,9 @@ class Warden:
         elif command == "watch_rest":
             self._rest_is_watched = True
             self._report_rest()
+        elif command == "licence":
+            self._take_licence(fds.pop())
+            self._until = FOREVER  # there is nobody to be killed
         elif command == "dismiss":
             self._is_dismissed = True
 

@@ -158,6 +158,10 @@ class WardenClient:
             fds.append(licence_fd)
         self._send(("spawn", requests, licence_fd is not None), fds, START_TIMEOUT_S)
 
+    def entrust(self, licence_fd: int) -> None:
+        """Let it testify for us, should we be killed before we have a worker."""
+        self._send(("licence",), [licence_fd])
+
     def signal_worker(self, local_rank: int, number: int) -> None:
         self._send(("signal", local_rank, int(number)))
 
@@ -319,6 +323,16 @@ def put_back(client: WardenClient) -> None:
     surplus = _shelf.swap(client) if _shelf.keepers and not client.is_lost else client
     if surplus is not None:
         surplus.close()
+
+
+def entrust(licence_fd: int) -> None:
+    """Let the idle warden, if there is one, know the page by which it can testify that this node is gone."""
+    idle = _shelf.swap(None)
+    if idle is not None:
+        idle.entrust(licence_fd)
+        surplus = _shelf.swap(idle)
+        if surplus is not None:
+            surplus.close()
 
 
 @contextmanager

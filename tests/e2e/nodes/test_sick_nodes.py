@@ -62,6 +62,11 @@ FAULTS = {
 }
 
 
+def code_of(fault: str) -> int:
+    """A program that is not there fails as a worker does."""
+    return WORKER_FAILED if fault == "program" else HOST_UNUSABLE
+
+
 def world_sizes(node: Any) -> list[int]:
     """How many nodes there were in each generation that this one had a seat in."""
     return [int(size) for size in SEAT.findall(node.stderr)]
@@ -82,7 +87,7 @@ def test_m4_a_newcomer_that_cannot_run_its_workers_leaves_and_the_others_go_on(j
         node.wait_for_world(4)
     launcher = [sys.executable, script(SICK, "sick.py")]
     sick = job.start(nnodes="2:3", launcher=launcher, env={"FAULT": fault})
-    assert sick.wait() == HOST_UNUSABLE, sick.stderr
+    assert sick.wait() == code_of(fault), sick.stderr
     assert re.search(FAULTS[fault], last_words(sick))
     for node in nodes:
         node.wait_for_line("cannot run workers: ")
@@ -133,7 +138,7 @@ def test_a_job_of_one_node_that_cannot_run_its_workers(start_rallyrun: Any, scri
     """m1, m2, m3: one line, and the code that tells a scheduler to try another host."""
     launcher = [sys.executable, script(SICK, "sick.py")]
     alone = start_rallyrun(["--standalone", "--nproc-per-node", "2", script("pass")], {"FAULT": fault}, launcher)
-    assert alone.wait() == HOST_UNUSABLE, alone.stderr
+    assert alone.wait() == code_of(fault), alone.stderr
     assert re.search(FAULTS[fault], last_words(alone))
 
 
