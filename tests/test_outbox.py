@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,6 +17,7 @@ from rallypoint import outbox, report
 from rallypoint.outbox import Deputy, Outbox
 
 DEADLINE_S = 20.0
+PACKAGE = {**os.environ, "PYTHONPATH": str(Path(outbox.__file__).parents[1])}
 
 
 class Destination:
@@ -235,3 +240,20 @@ def test_a_held_thread_waits_for_more_and_is_not_busy(destination: Destination) 
     while box._is_running:
         time.sleep(0.001)
     assert destination.taken == [0, 1, 2]
+
+
+def test_logging_is_imported_before_a_line_is_delivered(script: Any) -> None:
+    """The thread that delivers imports nothing: whoever asks at the same time, or forks, would find half a module."""
+    program = script("""
+        import sys
+        from rallypoint import outbox, report
+
+        before = "logging" in sys.modules
+        with outbox.on_duty():
+            report.info("nobody has asked for this")
+            assert before or "logging" not in sys.modules
+            report._outbox.put = lambda *_, **__: print("logging" in sys.modules)
+            report.warn("this is shown to everybody")
+        """)
+    ended = subprocess.run([sys.executable, "-S", program], env=PACKAGE, capture_output=True, text=True, timeout=60, check=True)
+    assert ended.stdout == "True\n"

@@ -13,6 +13,7 @@ import time
 
 from rallypoint import report
 from rallypoint.events import Event, EventSource
+from rallypoint.json_text import to_json
 from rallypoint.outbox import Outbox
 from rallypoint.processes.log_specs import LogFolder, open_log
 
@@ -70,8 +71,6 @@ class EventFile:
             self._warn_once(self._path, "takes none for now")
 
     def _write(self, sent: tuple[str, list[Event]]) -> None:
-        from rallypoint.json_text import to_json
-
         path, events = sent
         text = "".join(f"{to_json(vars(event))}\n" for event in events)
         try:

@@ -229,6 +229,8 @@ def _send(text: str, destination: str) -> None:
     if destination == FILE:  # which has an outbox itself
         _hand_over((text, destination))
         return
+    import logging  # noqa: F401  # here and not in the thread, which a fork must not find in the middle of that
+
     if destination not in _outboxes:
         _outboxes[destination] = Outbox(_hand_over, is_foreign=True, on_error=_complaint(destination))
     _outboxes[destination].put((text, destination))

@@ -37,9 +37,15 @@ def _log(level: int, text: str) -> None:
 
 
 def _is_logged(level: int) -> bool:
-    """Where nobody has imported logging, nobody has asked for anything below a warning."""
-    get_logger = getattr(sys.modules.get("logging"), "getLogger", None)  # another thread may be in the middle of importing it
-    return level >= WARNING if get_logger is None else bool(get_logger("rallypoint").isEnabledFor(level))
+    """Where nobody has imported logging, nobody has asked for anything below a warning.
+
+    It is imported here and not where the line is delivered: a fork must find no thread in the middle of that.
+    """
+    if level < WARNING and "logging" not in sys.modules:
+        return False
+    import logging
+
+    return logging.getLogger("rallypoint").isEnabledFor(level)
 
 
 def _losses(count: int) -> tuple[int, str]:
@@ -68,8 +74,11 @@ def _say(level: int, text: str) -> None:
 
 def _is_main_thread() -> bool:
     """Other threads have something to do that cannot wait: they keep leases, watch timers, serve the store."""
-    threading = sys.modules.get("threading")
-    return threading is None or threading.main_thread().ident == _thread.get_ident()
+    if "threading" not in sys.modules:
+        return True
+    import threading
+
+    return threading.main_thread().ident == _thread.get_ident()
 
 
 def debug(text: str) -> None:
