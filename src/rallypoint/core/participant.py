@@ -169,11 +169,11 @@ class Participant(Membership):
     def _note_seat(self, key: str, item: Item | None) -> None:
         generation = self.board.generation
         assert generation is not None
-        if key != job.seat_key(generation.number, generation.attempt, self.id):
-            return  # while we asked, another generation was posted, in which we have not looked yet
+        if key != job.seat_key(generation.number, generation.attempt, self.id) or not self._is_ready():
+            return  # while we asked, another generation was posted, or our lease was lost: we have not looked in this one yet
         self._looked_at = self.board.generation_revision
         seat = None if item is None else job.decode(job.Seat, item.value)
-        if seat is None or (seat.generation, seat.attempt) != (generation.number, generation.attempt) or not self._is_ready():
+        if seat is None or (seat.generation, seat.attempt) != (generation.number, generation.attempt):
             return
         self.seat, self._last_generation = seat, seat.generation
         self.record = self.record.replace(ready_after=job.NOT_READY)
