@@ -410,6 +410,27 @@ class TestProof:
         stage.settle()
         assert any(item.key == job.SETTINGS for item in stage.store.read("").items)
 
+    def test_m12_who_asked_for_its_seat_with_a_lease_that_was_over_asks_again(self) -> None:
+        """M12: the answer comes when it has a new lease, under which it has not said yet that it is ready."""
+        stage = Stage(PAIR.replace(after_expiry_s=27.0))
+        stage.join("a", "b")
+        stage.mute.add("b")
+        stage.settle()
+        for _ in range(4):
+            stage.ask("b")
+        stage.settle()
+        stage.tell("b")
+        node = stage.nodes["b"]
+        request = node.next_request(stage.now)
+        assert isinstance(request, Transaction)
+        answer = stage.store.transact(request)
+        stage.store._end(stage.leases["b"], "expired")
+        stage.come_back("b")
+        node.replied(request, answer, stage.now)
+        stage.mute.discard("b")
+        stage.settle()
+        assert stage.kinds("b") == ["Seated"]
+
     def test_whose_workers_were_killed_says_so(self) -> None:
         """Its warden ended them, and nobody else knows."""
         stage = formed("a", "b")

@@ -86,11 +86,6 @@ class Participant(Membership):
             return f"generation {seat.generation} is not in the store any more: the job was cleared"
         return ""
 
-    @property
-    def is_stopping(self) -> bool:
-        """Whether our agent was told to stop the workers of our generation, and has not said yet that they are gone."""
-        return self.seat is not None and self._stopped == self.seat.generation
-
     def take_news(self) -> list[News]:
         news, self._news = self._news, []
         return news
@@ -174,10 +169,8 @@ class Participant(Membership):
     def _note_seat(self, key: str, item: Item | None) -> None:
         generation = self.board.generation
         assert generation is not None
-        if key != job.seat_key(generation.number, generation.attempt, self.id):
-            return  # while we asked, another generation was posted, in which we have not looked yet
-        if not self._is_ready():
-            return  # we have to say first that we are, and look again
+        if key != job.seat_key(generation.number, generation.attempt, self.id) or not self._is_ready():
+            return  # while we asked, another generation was posted, or our lease was lost: we have not looked in this one yet
         self._looked_at = self.board.generation_revision
         seat = None if item is None else job.decode(job.Seat, item.value)
         if seat is None or (seat.generation, seat.attempt) != (generation.number, generation.attempt):
