@@ -86,6 +86,11 @@ class Participant(Membership):
             return f"generation {seat.generation} is not in the store any more: the job was cleared"
         return ""
 
+    @property
+    def is_stopping(self) -> bool:
+        """Whether our agent was told to stop the workers of our generation, and has not said yet that they are gone."""
+        return self.seat is not None and self._stopped == self.seat.generation
+
     def take_news(self) -> list[News]:
         news, self._news = self._news, []
         return news
