@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     T = TypeVar("T")
 
-__all__ = ["Deputy", "Outbox", "begin_duty", "end_duty", "flush", "is_busy", "on_duty"]
+__all__ = ["Deputy", "Outbox", "begin_duty", "end_duty", "flush", "is_busy", "on_duty", "settle"]
 
 MOST_ITEMS = 2000
 FAREWELL_S = 5.0  # for what is left when the last duty ends
@@ -280,6 +280,12 @@ def flush(timeout_s: float, interrupt: Callable[[], object] = bool) -> bool:
         boxes = list(_running)
     marks = [(mark, now + min(timeout_s, box.patience_s)) for box in boxes if (mark := box.mark()) is not None]
     return not [mark for mark, deadline in marks if not _wait(mark.reached, deadline, interrupt)]
+
+
+def settle() -> None:
+    """At the end of something that has spoken in a thread: let that be heard, unless somebody is on duty, who cannot wait."""
+    if not _duties:
+        flush(FAREWELL_S)
 
 
 def is_busy() -> bool:

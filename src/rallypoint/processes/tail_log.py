@@ -11,7 +11,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
 
-from rallypoint import report
+from rallypoint import outbox, report
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -115,6 +115,7 @@ class TailLog:
         self._finished.set()
         for thread in self._threads:
             thread.join()
+        outbox.settle()
 
     def stopped(self) -> bool:
         return self._finished.is_set()

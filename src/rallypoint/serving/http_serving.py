@@ -11,6 +11,7 @@ import socket
 import threading
 from collections.abc import Sequence
 
+from rallypoint import outbox
 from rallypoint.serving.http_loop import Admits, Answer, HttpLimits, HttpLoop
 from rallypoint.store.bell import Bell
 
@@ -55,6 +56,7 @@ class HttpServer:
             self._let_go()
         elif self._thread is not threading.current_thread():
             self._thread.join(timeout_s)
+            outbox.settle()
 
     def _run(self) -> None:
         try:

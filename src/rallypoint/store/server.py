@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
+from rallypoint import outbox
 from rallypoint.core.keyspace import Keyspace
 from rallypoint.store.handshake import ServerHandshake, Welcome
 from rallypoint.store.listening import address_of
@@ -77,6 +78,7 @@ class CoordinationServer:
         else:
             self._wake()
             self._thread.join()
+            outbox.settle()
 
     def _run(self) -> None:
         try:

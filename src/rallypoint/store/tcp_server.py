@@ -12,7 +12,7 @@ import threading
 from collections import deque
 from collections.abc import Sequence
 
-from rallypoint import defaults
+from rallypoint import defaults, outbox
 from rallypoint.store.bell import Bell
 from rallypoint.store.listening import address_of
 
@@ -67,6 +67,7 @@ class TcpStoreServer:
             self._let_go()
         elif self._thread is not threading.current_thread():
             self._thread.join()
+            outbox.settle()
         sockets, self._sockets = self._sockets, []
         return sockets
 

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from rallypoint import report
+from rallypoint import outbox, report
 from rallypoint.core.timer_table import first_of
 from rallypoint.store.bell import Bell
 from rallypoint.timers.file_timer import FileTimerRequest, describe_expiry
@@ -80,6 +80,7 @@ class FileTimerServer:
             self._end_thread()
             self._close()
             self._tell("watchdog stopped", None)
+            outbox.settle()
 
     def run_once(self) -> None:
         """Look once at what has come, waiting for the first request for the longest interval; then end, without an event."""

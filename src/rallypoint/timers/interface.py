@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from rallypoint import report
+from rallypoint import outbox, report
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -115,6 +115,7 @@ class TimerServer(ABC):
         if thread is not None and thread is not threading.current_thread():
             self._request_queue.wake()
             thread.join(self._max_interval)
+            outbox.settle()
 
     def _watchdog_loop(self, stop: threading.Event) -> None:
         works = True
