@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Protocol
 
 import pytest
+from hypothesis import settings
 from tests.torch_process import torch_importable
 
 PR_SET_CHILD_SUBREAPER = 36
@@ -47,6 +48,10 @@ FOREIGN_NAMES = (
 
 Argument = str | os.PathLike[str]
 Condition = Callable[[], object]
+
+
+settings.register_profile("at any speed", deadline=None)  # how long an example takes is the machine's affair
+settings.load_profile("at any speed")
 
 
 def pytest_configure(config: pytest.Config) -> None:
