@@ -114,7 +114,8 @@ def test_m12_a_newcomer_does_not_clear_a_job_whose_nodes_come_back(
 
 # --- longer than the fence -------------------------------------------------------------------------------------------------
 
-FENCE_S = 10.0  # long enough to tell, on a busy machine, who has waited for it from who has not
+FENCE_S = 15.0  # who waits for a node that nobody vouches for waits for 12.5 s of it, after the lease
+AGAIN_S = 9.0  # takes one or two, and on a busy machine some more
 SHORT_S = 5.0
 KEEPALIVE_S = 1.0
 
@@ -135,7 +136,7 @@ def test_who_was_away_for_longer_than_the_fence_goes_on_as_soon_as_the_cluster_i
     back_at = time.monotonic()
     again = [node.wait_for_world(2, since=back_at, timeout_s=30.0)[0].at for node in nodes]
     print(f"from the cluster's return to the next world: {max(again) - back_at:.1f} s")
-    assert max(again) - back_at < FENCE_S
+    assert max(again) - back_at < AGAIN_S
     job.finish()
     assert [node.wait() for node in nodes] == [0, 0]
     assert check_worlds(*nodes) == 2
