@@ -133,7 +133,8 @@ def no_wait_for_the_fence() -> Patches:
 @bug
 def no_wait_for_busy_members() -> Patches:
     def regroup(roster, current, policy, now):
-        return real(roster, current.replace(signal_at=float("-inf")), policy, now)
+        busy = {one for one in current.members if one in roster and roster[one].record.ready_after < current.number}
+        return real({one: node for one, node in roster.items() if one not in busy}, current, policy, now)
 
     real = generation._regroup
     return [(generation, "_regroup", regroup)]
