@@ -78,6 +78,9 @@ class Faults:
             if self.world.chance(0.3):
                 self.world.after(delay_s, self.lose_done if scene == "done" else self.depose)
                 return
+            if scene == "done" and self.world.chance(0.3):  # what ends the job does not get to the store
+                self._lose_the_end()
+                return
             if self.world.chance(0.5):
                 self._victim = self._leader()
             self.world.after(delay_s, self._strike, True)
@@ -310,6 +313,11 @@ class Faults:
         agent = (self._leader() if self.world.chance(0.6) else None) or self._someone()
         if agent is not None and agent.driver.connection is not None:
             agent.driver.connection.loses_request_about = self.world.choice(LOST)
+
+    def _lose_the_end(self) -> None:
+        leader = self._leader()
+        if leader is not None and leader.driver.connection is not None:
+            leader.driver.connection.loses_request_about = "down/closed"
 
     def slow(self) -> None:
         if (agent := self._someone()) is not None:

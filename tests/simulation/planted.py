@@ -343,24 +343,6 @@ def licence_renewed_without_a_seat() -> Patches:
 
 
 @bug
-def licence_renewed_before_the_return_is_known() -> Patches:
-    def renew(self, participant):
-        self.agent.licence = self.valid_until() if participant.seat is not None else 0.0
-
-    return [(Driver, "_renew_licence", renew)]
-
-
-@bug
-def returns_without_looking() -> Patches:
-    def come_back(self):
-        request = real(self)
-        return request and Transaction((), request.then)
-
-    real = Membership._return
-    return [(Membership, "_return", come_back)]
-
-
-@bug
 def testimony_before_the_workers_are_gone() -> Patches:
     def die(self, with_machine=False, with_warden=False):
         lease = self.driver.lease
