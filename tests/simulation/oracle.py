@@ -39,6 +39,7 @@ class Oracle:
         self.succeeded: set[tuple[int, str]] = set()
         self.dones: dict[tuple[int, str], int] = {}  # and the revision at which the store learned it
         self.present: set[str] = set()
+        self.failed: set[tuple[int, str]] = set()  # where a worker has failed, and in which generation
         self.closed: job.Closed | None = None
         # Who wants to know what happens.
         self.notice: Callable[[str], None] = lambda scene: None
@@ -104,7 +105,7 @@ class Oracle:
         items = keyspace.read(job.seats_of_attempt(number, generation.attempt)).items
         seats = {item.key.rpartition("/")[2]: job.decode(job.Seat, item.value) for item in items}
         self._check_seats(generation, seats)
-        self._check_purse(generation)
+        self._check_purse(generation, seats)
         self._check_ranks_are_kept(seats)
         busy = [one for one in seats if self.nodes[one].is_alive and self.nodes[one].workers and self.nodes[one].node_id == one]
         if busy:
@@ -137,7 +138,7 @@ class Oracle:
         if self.nodes[order[0][0]].record.address != generation.master_addr:
             raise Violation(f"generation {generation.number}: {generation.master_addr} is not the address of rank 0")
 
-    def _check_purse(self, generation: job.Generation) -> None:
+    def _check_purse(self, generation: job.Generation, seats: dict[str, job.Seat]) -> None:
         new, restarts = generation.purse, self.setup.restarts
         old = self.generations[self.number].purse if self.number else type(new)()
         counts = ("failures", "losses", "departures", "joins")
@@ -147,6 +148,9 @@ class Oracle:
         is_paid = any(getattr(new, name) > getattr(old, name) for name in explained)
         if self.number and self.signals[self.number].kind == "failure" and not is_paid:
             raise Violation(f"a failure ended generation {self.number}, and nobody paid for it: {old}, then {new}")
+        silent = [node_id for node_id in seats if (self.number, node_id) in self.failed]
+        if silent and not is_paid:
+            raise Violation(f"workers of {silent} failed in generation {self.number}, and nobody paid for it: {old}, then {new}")
         paid = len(new.recent_ages_s) if restarts.window_s else new.failures
         if paid > restarts.max_restarts:
             raise Violation(f"{paid} failures were paid, of {restarts.max_restarts} restarts")
@@ -241,6 +245,7 @@ class Oracle:
 
     def worker_failed(self, agent: Agent, generation: int) -> None:
         self.world.tally["worker failures"] += 1
+        self.failed.add((generation, agent.node_id))
 
     def ended(self, agent: Agent) -> None:
         kind = {True: "succeeded", False: "failed", None: "killed"}[agent.succeeded]
