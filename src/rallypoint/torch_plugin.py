@@ -116,7 +116,7 @@ class TorchrunHandler(RendezvousHandler):
         if not isinstance(self._handler, CoordinatedHandler) or not self._runs:
             return self._handler.shutdown()
         if error is not None and error is not self._handled_before:
-            self._handler.leave(_first_line(error))
+            self._handler.leave(_first_line(error), ends_job=True)  # its agent rules on its own restarts, and has given up
         else:
             self._handler.report_done()
             self._handler.leave()

@@ -145,7 +145,7 @@ class Peers(CoordinatedHandler):
     def depart(self, why: str) -> None:
         self._note("depart", why)
 
-    def leave(self, failure: str = "") -> None:
+    def leave(self, failure: str = "", ends_job: bool = False) -> None:
         self._note("leave", failure)
 
     def end_error(self) -> Exception | None:

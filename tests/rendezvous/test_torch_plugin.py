@@ -75,7 +75,7 @@ class Scripted(CoordinatedHandler):
     def report_done(self) -> None:
         self.calls.append("done")
 
-    def leave(self, failure: str = "") -> None:
+    def leave(self, failure: str = "", ends_job: bool = False) -> None:
         self.calls.append(f"leave {failure}".strip())
 
     def shutdown(self) -> bool:

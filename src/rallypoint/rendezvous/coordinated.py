@@ -93,8 +93,10 @@ class CoordinatedHandler(WakingHandler):
         """We are about to leave: the others regroup without us. Our workers may still be there."""
 
     @abstractmethod
-    def leave(self, failure: str = "") -> None:
-        """We leave, our workers being gone. A `failure` says what is wrong here: the others go on, if they are enough."""
+    def leave(self, failure: str = "", ends_job: bool = False) -> None:
+        """We leave, our workers being gone. A `failure` says what is wrong here: the others go on, if they are enough and it does
+        not end the job for all.
+        """
 
     @abstractmethod
     def end_error(self) -> Exception | None:

@@ -186,14 +186,14 @@ class DynamicRendezvous(CoordinatedHandler):
         else:
             self._tell(lambda participant: participant.departing(why))
 
-    def leave(self, failure: str = "") -> None:
+    def leave(self, failure: str = "", ends_job: bool = False) -> None:
         driver, self._driver = self._driver, None
         if driver is None:
             return
         if self._is_done and self._worker_store.is_serving and not (failure or self._is_departing):
             self._stay_for_workers(driver)
         if self._closed is None:
-            self._say_how_it_ends(driver, failure)
+            self._say_how_it_ends(driver, failure, ends_job)
         self._place.close_store()
         driver.tell(Participant.leave)
         patience_s = LEAVE_TIMEOUT_S if self._sessions else NO_SESSION_TIMEOUT_S
@@ -218,12 +218,14 @@ class DynamicRendezvous(CoordinatedHandler):
                 case None:
                     wait_readable([driver.fileno()], None)
 
-    def _say_how_it_ends(self, driver: Driver, failure: str) -> None:
+    def _say_how_it_ends(self, driver: Driver, failure: str, ends_job: bool) -> None:
         """What is wrong with this node alone need not end the job: the others go on if they are enough. The end of the host
         ends it, unless that is done and stays for the others.
         """
         sick = f"{self.name} cannot run workers: {failure}"[:job.MAX_WHY]
-        if failure and self._place.is_host:
+        if failure and ends_job and self._seated is not None:
+            driver.tell(lambda participant: participant.close("failed", f"{self.name}: {failure}"[:job.MAX_WHY]))
+        elif failure and self._place.is_host:
             driver.tell(lambda participant: participant.close("failed", sick))
         elif failure and self._seated is not None:  # who was refused must not stop a job of others
             driver.tell(lambda participant: participant.departing(sick, is_sick=True))
