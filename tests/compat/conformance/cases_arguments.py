@@ -457,7 +457,7 @@ def exit_codes_of_the_command() -> dict[str, Any]:
     }
     codes = together(
         *[
-            lambda argv=argv: subprocess.run(command("torch.distributed.run", argv), timeout=15).returncode
+            lambda argv=argv: subprocess.run(command("torch.distributed.run", argv), timeout=100).returncode
             for argv in lists.values()
         ]
     )
