@@ -435,7 +435,8 @@ def test_five_agents_under_a_random_schedule_P02_P03(
     try:
         schedule.run(events)
         wait_until(cluster.is_whole, FULL_WORLD_S)
-        wait_until(lambda: kernel_objects(store) == before)  # descriptors and threads, as with the first five nodes
+        # Descriptors and threads, no more than with the first five nodes; fewer where the workers' store is at another node now.
+        wait_until(lambda: all(now <= then for now, then in zip(kernel_objects(store), before, strict=True)))
     finally:
         print(f"events: {dict(schedule.happened)}; {len(cluster.generations())} generations\n{cluster.said()}")
     assert cluster.finish() == [0] * NODES, cluster.said()

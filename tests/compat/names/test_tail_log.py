@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rallypoint import outbox
 from rallypoint.processes.tail_log import LINE_BYTES_MAX, TailLog, tail_logfile
 
 INTERVAL_S = 0.005
@@ -100,6 +101,7 @@ def test_a_destination_that_fails_ends_only_its_tail(tmp_path: Path, caplog: pyt
 
     (tmp_path / "log").write_text("a\n")
     TailLog("w", {0: str(tmp_path / "log")}, Full(), interval_sec=INTERVAL_S).start().stop()
+    assert outbox.flush(10.0)
     assert "disk full" in caplog.text
 
 
