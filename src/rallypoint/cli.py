@@ -95,6 +95,7 @@ def _speaking(work: Callable[[], int]) -> int:
         return code
     finally:
         outbox.end_duty(0.0)
+        report.set_sink(None)  # whoever called us may have a logger of its own
 
 
 def _await_readers(patience_s: float) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import signal
 import sys
-from collections.abc import Iterator
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -37,17 +36,25 @@ class Launch(ModuleType):
 
 
 @pytest.fixture
-def launch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Launch]:
+def launch(monkeypatch: pytest.MonkeyPatch) -> Launch:
     fake = Launch()
     monkeypatch.setitem(sys.modules, "rallypoint.launch", fake)
     monkeypatch.setattr(rallypoint, "launch", fake, raising=False)
-    yield fake
-    report.set_sink(None)
+    return fake
 
 
 @pytest.fixture
 def train(script: Any) -> str:
     return str(script("print('hello')"))
+
+
+def test_what_is_said_later_in_the_process_goes_to_its_logger_again(
+    launch: Launch, train: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert cli.main([train]) == 0
+    assert cli.main(["nosuch.py"]) == 2
+    report.warn("later")
+    assert "later" in caplog.text
 
 
 def child_failed(exitcode: int) -> ChildFailedError:
