@@ -138,7 +138,6 @@ def test_v5_ctrl_z_stops_the_workers_and_fg_continues_them(
     wait_until(lambda: not marked())
 
 
-@pytest.mark.soak
 def test_v5_ctrl_z_at_any_moment(shell: Any, rallyrun_command: Any, numbers: Any, wait_until: Any, marked: Any, tmp_path: Path):
     """V5: while the job starts, and while it stops: whatever there is stands still until it is continued."""
     program = "trap 'sleep 0.1; exit 7' TERM; echo up > $0.$RANK; while :; do sleep 0.01; done"

@@ -26,7 +26,8 @@ _PACKAGE_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(
 def start_warden() -> tuple[_socket.socket, int]:
     """Start a warden and give the line to it, and its process id; requests wait in the line until it is ready.
 
-    It runs in our interpreter without site-packages, so it is told where the package is. The signals of Ctrl-Z wait for it too.
+    It runs in our interpreter without site-packages, so it is told where the package is. The signals of Ctrl-Z wait for it too;
+    but for the first moment it is in our process group, where the terminal stops it with us, and nobody would continue it.
     """
     ours, theirs = _socket.socketpair()
     os.set_inheritable(theirs.fileno(), True)
@@ -34,6 +35,8 @@ def start_warden() -> tuple[_socket.socket, int]:
     env = {name: value for name, value in os.environ.items() if name != _SECRET}
     try:
         blocked = {*signal.pthread_sigmask(signal.SIG_BLOCK, ()), signal.SIGTSTP, signal.SIGCONT}
-        return ours, os.posix_spawn(sys.executable, command, env, setsid=True, setsigmask=blocked)
+        pid = os.posix_spawn(sys.executable, command, env, setsid=True, setsigmask=blocked)
+        os.kill(pid, signal.SIGCONT)  # takes back a stop that waits for it
+        return ours, pid
     finally:
         theirs.close()
