@@ -45,8 +45,7 @@ class EtcdJob(Job):
 
 def all_keys(cluster: Cluster) -> list[bytes]:
     everything = base64.b64encode(b"\0").decode()
-    running = next(member for member in cluster.members if member.running)
-    answer = running.post("/v3/kv/range", {"key": everything, "range_end": everything, "keys_only": True})
+    answer = cluster.witness().post("/v3/kv/range", {"key": everything, "range_end": everything, "keys_only": True})
     assert "header" in answer, answer
     return [base64.b64decode(item["key"]) for item in answer.get("kvs", [])]
 

@@ -138,8 +138,8 @@ def test_five_agents_outlive_the_leader_and_another_member(
     assert job.left_keys() == []
     for pulse in (plain, ours):
         pulse.end()
-    assert int(cluster.members[0].get("beside")) >= plain.acknowledged[-1][1], "nothing that was acknowledged is lost"
-    assert int(cluster.members[0].get(f"{OUR_PREFIX}number")) >= ours.acknowledged[-1][1]
+    assert int(cluster.witness().get("beside")) >= plain.acknowledged[-1][1], "nothing that was acknowledged is lost"
+    assert int(cluster.witness().get(f"{OUR_PREFIX}number")) >= ours.acknowledged[-1][1]
 
 
 # --- most members at once --------------------------------------------------------------------------------------------------
