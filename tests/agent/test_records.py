@@ -131,7 +131,8 @@ def test_a_workers_event(make_agent: MakeAgent, recorder: Recorder) -> None:
 
 def test_the_durations_of_rendezvous_and_rank_assignment(make_agent: MakeAgent, recorder: Recorder) -> None:
     make_agent("exit 0").run()
-    for event in recorder.events[:2]:
+    meeting, ranks = recorder.events[:2]
+    for event in (meeting, ranks):
         assert isinstance(event.metadata["duration_ms"], float)
         assert 0 <= event.metadata["duration_ms"] < 10_000
         assert event.metadata["worker_id"] is None

@@ -54,4 +54,4 @@ def test_what_a_test_claims_to_show_is_on_the_page() -> None:
     on_page = {row[0] for row in rows()}
     for path in sorted(TESTS.rglob("test_*.py")):
         for test, ids in claims(path).items():
-            assert ids <= on_page, f"{path.relative_to(TESTS)} {test}: {sorted(ids - on_page)} not among what docs/behaviours.md shows"
+            assert ids <= on_page, f"{path.relative_to(TESTS)} {test}: {sorted(ids - on_page)} not on the page"

@@ -19,7 +19,9 @@ def documents(name: str) -> list[dict[str, Any]]:
 
 def test_kubernetes_takes_the_manifest() -> None:
     validate = pytest.importorskip("kubernetes_validate")
-    for document in documents("kubernetes.yaml"):
+    found = documents("kubernetes.yaml")
+    assert [document["kind"] for document in found] == ["Service", "StatefulSet", "Job"]
+    for document in found:
         validate.validate(document, validate.latest_version(), strict=True)
 
 

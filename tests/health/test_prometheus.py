@@ -131,7 +131,10 @@ def test_every_metric_has_the_same_labels_and_a_help(serve: Serve) -> None:
     from prometheus_client.parser import text_string_to_metric_families
 
     text = fetch(serve(running_board(STRANGE), metric_handler=filled_handler()))[1]
-    for family in text_string_to_metric_families(text):
+    families = list(text_string_to_metric_families(text))
+    assert {"rallypoint_phase", "rallypoint_workers", "rallypoint_metric"} <= {family.name for family in families}
+    for family in families:
+        assert family.samples
         assert family.name.startswith("rallypoint_")
         assert family.documentation.endswith(".")
         for sample in family.samples:

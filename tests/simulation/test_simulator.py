@@ -98,10 +98,11 @@ def test_a_clock_never_wakes_anybody_too_early() -> None:
 
 
 def test_a_failure_can_come_from_another_process() -> None:
-    for _, failures in run_seeds(0, 2, jobs=2, bug="generation_before_seats"):
-        for failure in failures:
-            assert isinstance(failure, Failure)
-            assert "reproduce:" in str(failure)
+    found = [failure for _, failures in run_seeds(0, 2, jobs=2, bug="generation_before_seats") for failure in failures]
+    assert len(found) == 2
+    for failure in found:
+        assert isinstance(failure, Failure)
+        assert "reproduce:" in str(failure)
 
 
 def test_a_node_costs_the_same_however_many_there_are() -> None:
