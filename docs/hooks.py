@@ -9,7 +9,7 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
-from rallypoint import usage
+from rallypoint.cli import usage
 from rallypoint.compat.differences import DIFFERENCES, Difference
 
 INTRODUCTION = """\

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from rallypoint.rendezvous.cell_backend import RendezvousBackend
+from rallypoint.rendezvous.dynamic_handler import RendezvousBackend
 
 
 class MemoryCell(RendezvousBackend):

@@ -28,6 +28,8 @@ import pytest
 from hypothesis import settings
 from tests.torch_process import torch_importable
 
+from rallypoint.base import report
+
 PR_SET_CHILD_SUBREAPER = 36
 INHERITED_HANDLERS = {
     signal.SIGINT: signal.default_int_handler,
@@ -36,6 +38,7 @@ INHERITED_HANDLERS = {
 }
 LEFTOVER_DEADLINE_S = 3.0
 DEFAULT_TIMEOUT_S = 30.0
+SOON_S = 10.0
 LONG_PARAMETER, SHOWN_OF_IT = 64, 16
 LONGEST_NAME = 300
 ALONE_OF_THEIR_KIND = Path(__file__).parent / "network"  # they look at all namespaces and interfaces of the machine
@@ -144,6 +147,21 @@ def wait_until() -> WaitUntil:
         return value
 
     return wait
+
+
+@pytest.fixture
+def soon() -> Callable[[], float]:
+    """``soon()`` is a deadline that a call on loopback keeps easily."""
+    return lambda: time.monotonic() + SOON_S
+
+
+@pytest.fixture
+def warnings() -> Iterator[list[str]]:
+    """The lines that rallypoint reports."""
+    lines: list[str] = []
+    report.set_sink(lambda _, text: lines.append(text))
+    yield lines
+    report.set_sink(None)
 
 
 # --- what is left behind ---------------------------------------------------------------------------------------------------

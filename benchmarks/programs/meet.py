@@ -15,7 +15,7 @@ from typing import Any
 
 
 def ours(port: int, nodes: int, is_host: bool) -> Any:
-    from rallypoint import report
+    from rallypoint.base import report
     from rallypoint.rendezvous.handler import RendezvousParameters
     from rallypoint.rendezvous.registry import get_rendezvous_handler
 

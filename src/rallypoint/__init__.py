@@ -12,8 +12,11 @@ import sys
 
 TYPE_CHECKING = False  # to import typing would cost every worker that imports us
 if TYPE_CHECKING:
-    from rallypoint.agent import ElasticAgent, SimpleElasticAgent
-    from rallypoint.config import LaunchConfig
+    from rallypoint.agent.agent import ElasticAgent, SimpleElasticAgent
+    from rallypoint.agent.config import LaunchConfig
+    from rallypoint.agent.launch import elastic_launch, launch_agent
+    from rallypoint.agent.local_agent import LocalElasticAgent
+    from rallypoint.agent.workers import RunResult, Worker, WorkerGroup, WorkerSpec, WorkerState
     from rallypoint.errors import (
         JobFailedError,
         RallypointError,
@@ -28,19 +31,16 @@ if TYPE_CHECKING:
         UsageError,
         WorkerStartError,
     )
-    from rallypoint.launch import elastic_launch, launch_agent
-    from rallypoint.local_agent import LocalElasticAgent
+    from rallypoint.failures.error_files import ErrorHandler, record
+    from rallypoint.failures.process_failure import ChildFailedError, ProcessFailure
+    from rallypoint.output.log_specs import DefaultLogsSpecs, LogsDest, LogsSpecs, Std
     from rallypoint.processes.context import PContext, RunProcsResult
-    from rallypoint.processes.error_files import ErrorHandler, record
-    from rallypoint.processes.failures import ChildFailedError, ProcessFailure
-    from rallypoint.processes.log_specs import DefaultLogsSpecs, LogsDest, LogsSpecs, Std
     from rallypoint.processes.subprocesses import start_processes
     from rallypoint.store.file_store import FileStore
     from rallypoint.store.hash_store import HashStore
     from rallypoint.store.interface import QueueEmptyError, Store, StoreError, StoreNetworkError, StoreTimeoutError
     from rallypoint.store.prefix_store import PrefixStore
     from rallypoint.store.tcp_store import TCPStore
-    from rallypoint.workers import RunResult, Worker, WorkerGroup, WorkerSpec, WorkerState
 
 __version__ = "0.1.0"
 
@@ -63,8 +63,8 @@ if _is_command():
 
 
 _HOMES = {
-    "agent": ("ElasticAgent", "SimpleElasticAgent"),
-    "config": ("LaunchConfig",),
+    "agent.agent": ("ElasticAgent", "SimpleElasticAgent"),
+    "agent.config": ("LaunchConfig",),
     "errors": (
         "JobFailedError",
         "RallypointError",
@@ -79,19 +79,19 @@ _HOMES = {
         "UsageError",
         "WorkerStartError",
     ),
-    "launch": ("elastic_launch", "launch_agent"),
-    "local_agent": ("LocalElasticAgent",),
+    "agent.launch": ("elastic_launch", "launch_agent"),
+    "agent.local_agent": ("LocalElasticAgent",),
     "processes.context": ("PContext", "RunProcsResult"),
-    "processes.error_files": ("ErrorHandler", "record"),
-    "processes.failures": ("ChildFailedError", "ProcessFailure"),
-    "processes.log_specs": ("DefaultLogsSpecs", "LogsDest", "LogsSpecs", "Std"),
+    "failures.error_files": ("ErrorHandler", "record"),
+    "failures.process_failure": ("ChildFailedError", "ProcessFailure"),
+    "output.log_specs": ("DefaultLogsSpecs", "LogsDest", "LogsSpecs", "Std"),
     "processes.subprocesses": ("start_processes",),
     "store.file_store": ("FileStore",),
     "store.hash_store": ("HashStore",),
     "store.interface": ("QueueEmptyError", "Store", "StoreError", "StoreNetworkError", "StoreTimeoutError"),
     "store.prefix_store": ("PrefixStore",),
     "store.tcp_store": ("TCPStore",),
-    "workers": ("RunResult", "Worker", "WorkerGroup", "WorkerSpec", "WorkerState"),
+    "agent.workers": ("RunResult", "Worker", "WorkerGroup", "WorkerSpec", "WorkerState"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

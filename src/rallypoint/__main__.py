@@ -24,7 +24,7 @@ _ANSWERED_AT_ONCE = ("--help", "-h", "--version")
 def rallyrun() -> int:
     """``rallyrun FLAGS script.py ARGUMENTS``."""
     _prepare(sys.argv[1:])
-    from rallypoint import cli
+    from rallypoint.cli import main as cli
 
     return _leave(cli.main(sys.argv[1:]))
 
@@ -32,14 +32,14 @@ def rallyrun() -> int:
 def main() -> int:
     """``rallypoint COMMAND``; ``rallypoint run`` is ``rallyrun``."""
     _prepare(sys.argv[2:] if sys.argv[1:2] == ["run"] else [])
-    from rallypoint import cli
+    from rallypoint.cli import main as cli
 
     return _leave(cli.rallypoint_main(sys.argv[1:]))
 
 
 def _leave(code: int) -> int:
     """The exit code; but where a thread of ours hangs in a write, as the interpreter's own end would, the end itself."""
-    from rallypoint import outbox
+    from rallypoint.base import outbox
 
     if outbox.is_busy() and not outbox.flush(0.2):
         os._exit(code)
@@ -61,7 +61,8 @@ def _prepare(run_arguments: list[str]) -> None:
             started = start_warden()
         except OSError:  # it is tried again when a worker is wanted, where it can be told why
             return
-        from rallypoint.processes import init_duty, warden_client
+        from rallypoint.processes import pid1_reaper as init_duty
+        from rallypoint.processes import warden_client
 
         warden_client.prepare(*started)
         init_duty.reap_orphans_if_first()

@@ -11,12 +11,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping
 
-from rallypoint import defaults, report
-from rallypoint.core import affinity
-from rallypoint.core.affinity import AffinityMode, Plan, format_cpus
+from rallypoint.base import defaults, report
+from rallypoint.base.records import Record
 from rallypoint.errors import UsageError
-from rallypoint.records import Record
-from rallypoint.topology import read_topology, worker_devices
+from rallypoint.hardware import binding as affinity
+from rallypoint.hardware.binding import AffinityMode, Plan, format_cpus
+from rallypoint.hardware.topology import read_topology, worker_devices
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

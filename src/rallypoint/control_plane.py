@@ -18,11 +18,11 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 
-from rallypoint import defaults
-from rallypoint.core import control
-from rallypoint.core.http_request import Request, Response
-from rallypoint.processes.error_files import get_error_handler, record_quietly
-from rallypoint.records import Value
+from rallypoint.base import defaults
+from rallypoint.base.records import Value
+from rallypoint.failures.error_files import get_error_handler, record_quietly
+from rallypoint.hangs import control
+from rallypoint.net.http import Request, Response
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -86,8 +86,8 @@ def _served() -> Iterator[None]:
     if not path:
         yield
         return
-    from rallypoint.serving.http_serving import HttpServer
-    from rallypoint.serving.private_socket import PrivateSocket, is_from_owner
+    from rallypoint.net.http_server import HttpServer
+    from rallypoint.net.private_socket import PrivateSocket, is_from_owner
 
     place = PrivateSocket(path, TORCH_WORKER_SERVER_SOCKET)
     server = HttpServer([place.listener], _answer, "control", admits=is_from_owner)

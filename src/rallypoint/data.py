@@ -1,17 +1,25 @@
 """For the data side of a training script: a sampler that can go on with another number of workers, and an iterator over epochs.
 
 Neither needs torch. Where torch is imported already, it does the shuffling, because it is quicker; the order is the same.
+
+Who takes which samples of a dataset: one shuffled order that all ranks know, dealt out in turns.
+
+The order depends on the number of samples and on the seed, and on nothing else: not on the number of ranks, nor on which of them
+asks. So every rank finds the same order without asking the others, and a job that goes on with more or fewer ranks can
+deal out the rest of an order that was begun.
+
+The order is the one of ``torch.randperm`` with a generator of the same seed: Fisher and Yates' shuffle, driven by the Mersenne
+Twister, for any number of samples below `SAME_AS_TORCH_BELOW`. A rank with torch and a rank without it agree.
 """
 
 from __future__ import annotations
 
 import os
 import random
-from collections.abc import Callable, Iterable, Iterator, Sized
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 
-from rallypoint import defaults
-from rallypoint.core import sampling
-from rallypoint.torch_presence import imported_torch
+from rallypoint.base import defaults
+from rallypoint.base.torch_presence import imported_torch
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -19,7 +27,59 @@ if TYPE_CHECKING:
 
     _T = TypeVar("_T")
 
-__all__ = ["CyclingIterator", "ElasticDistributedSampler"]
+__all__ = [
+    "SAME_AS_TORCH_BELOW",
+    "CyclingIterator",
+    "ElasticDistributedSampler",
+    "deal",
+    "samples_each",
+    "shuffled",
+    "twister_state",
+]
+
+
+# --- sampling --------------------------------------------------------------------------------------------------------------
+
+
+SAME_AS_TORCH_BELOW = 214_748_364  # samples; for more, torch shuffles in another way
+WORD = 0xFFFF_FFFF
+STATE_WORDS = 624
+SPREAD = 1_812_433_253  # the multiplier with which the authors of the Mersenne Twister spread a seed over its state
+
+
+def twister_state(seed: int) -> tuple[int, ...]:
+    """The words of a Mersenne Twister that was seeded with a number; only the seed's lowest 32 bits count."""
+    words = [seed & WORD]
+    for index in range(1, STATE_WORDS):
+        last = words[-1]
+        words.append((SPREAD * (last ^ (last >> 30)) + index) & WORD)
+    return tuple(words)
+
+
+def shuffled(count: int, draw_word: Callable[[], int]) -> list[int]:
+    """The numbers below `count` in the order that the words drawn, of 32 bits each, put them in."""
+    order = list(range(count))
+    for place in range(count - 1):
+        other = place + draw_word() % (count - place)
+        order[place], order[other] = order[other], order[place]
+    return order
+
+
+def samples_each(count: int, replicas: int) -> int:
+    """How many samples each of the replicas takes, so that all take the same number and none is left out."""
+    return -(-count // replicas)
+
+
+def deal(order: Sequence[int], replicas: int, rank: int, each: int) -> list[int]:
+    """The share of one rank: every `replicas`-th of the order; where the order ends too soon, it begins again."""
+    share = list(order[rank : each * replicas : replicas])
+    while len(share) < each:
+        share.append(order[(rank + len(share) * replicas) % len(order)])
+    return share
+
+
+# --- data ------------------------------------------------------------------------------------------------------------------
+
 
 _TWISTER_VERSION = 3  # of the states that random.Random takes
 
@@ -95,7 +155,7 @@ class ElasticDistributedSampler:
 
     def _count_samples(self) -> None:
         left = len(self.dataset) - self.start_index - self.consumed
-        self.num_samples = sampling.samples_each(left, self.num_replicas)
+        self.num_samples = samples_each(left, self.num_replicas)
         self.total_size = self.num_samples * self.num_replicas
 
     def __len__(self) -> int:
@@ -103,11 +163,11 @@ class ElasticDistributedSampler:
 
     def __iter__(self) -> Iterator[int]:
         order = _order(len(self.dataset) - self.start_index, self.epoch)[self.consumed :]
-        if sampling.samples_each(len(order), self.num_replicas) != self.num_samples:
+        if samples_each(len(order), self.num_replicas) != self.num_samples:
             raise RuntimeError(
                 f"the dataset now has {len(self.dataset)} samples, other than when this sampler counted them; make a new sampler"
             )
-        share = sampling.deal(order, self.num_replicas, self.rank, self.num_samples)
+        share = deal(order, self.num_replicas, self.rank, self.num_samples)
         return iter([self.start_index + index for index in share])
 
 
@@ -127,9 +187,9 @@ def _order(count: int, seed: int) -> list[int]:
         order: list[int] = torch.randperm(count, generator=generator, device="cpu").tolist()
         return order
     twister = random.Random()
-    state = sampling.twister_state(seed)
+    state = twister_state(seed)
     twister.setstate((_TWISTER_VERSION, (*state, len(state)), None))
-    return sampling.shuffled(count, lambda: twister.getrandbits(32))
+    return shuffled(count, lambda: twister.getrandbits(32))
 
 
 def _replicas_of_the_job() -> int:

@@ -198,7 +198,7 @@ def exit_code(error: BaseException) -> int:
 
 def is_child_failure(error: BaseException) -> bool:
     """Whether it is a ChildFailedError: that class is imported only where one is raised, and may not be there to be imported."""
-    failures = sys.modules.get("rallypoint.processes.failures")
+    failures = sys.modules.get("rallypoint.failures.process_failure")
     return failures is not None and isinstance(error, failures.ChildFailedError)
 
 

@@ -16,10 +16,10 @@ import sys
 from collections.abc import Callable
 from enum import Enum
 
-from rallypoint import defaults, report
+from rallypoint.base import defaults, report
+from rallypoint.base.outbox import Outbox
+from rallypoint.base.records import Record, field
 from rallypoint.errors import UsageError
-from rallypoint.outbox import Outbox
-from rallypoint.records import Record, field
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ def _console_sink() -> logging.Handler:
 
 
 def _file_sink() -> logging.Handler:
-    from rallypoint.event_sink import EventFileHandler
+    from rallypoint.story.event_sink import EventFileHandler
 
     return EventFileHandler()
 

@@ -13,9 +13,9 @@ from collections import namedtuple
 from collections.abc import Callable
 from functools import wraps
 
-from rallypoint import report
+from rallypoint.base import report
+from rallypoint.base.outbox import Outbox
 from rallypoint.errors import UsageError
-from rallypoint.outbox import Outbox
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

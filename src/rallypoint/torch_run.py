@@ -9,18 +9,18 @@ from __future__ import annotations
 
 import os
 
-from rallypoint import arguments, command_line, defaults
-from rallypoint.arguments import get_rdzv_endpoint
-from rallypoint.config import LaunchConfig
-from rallypoint.devices import determine_local_world_size
-from rallypoint.entry_point import EntryPoint, check_entry_point, get_use_env, run_script_path
-from rallypoint.job_size import parse_min_max_nnodes
-from rallypoint.launch import elastic_launch
-from rallypoint.parser import REMAINDER, get_args_parser
+from rallypoint.agent.config import LaunchConfig
+from rallypoint.agent.launch import elastic_launch
+from rallypoint.base import defaults
+from rallypoint.cli import arguments, command_line
+from rallypoint.cli.arguments import get_rdzv_endpoint, parse_min_max_nnodes
+from rallypoint.cli.entry_point import EntryPoint, check_entry_point, get_use_env, run_script_path
+from rallypoint.compat.parser import REMAINDER, get_args_parser
+from rallypoint.compat.torch_names import get_logger, macros
+from rallypoint.failures.error_files import record
+from rallypoint.hardware.devices import determine_local_world_size
+from rallypoint.output.log_specs import DefaultLogsSpecs, LogsSpecs, Std
 from rallypoint.parser_actions import check_env, env
-from rallypoint.processes.error_files import record
-from rallypoint.processes.log_specs import DefaultLogsSpecs, LogsSpecs, Std
-from rallypoint.torch_names import get_logger, macros
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

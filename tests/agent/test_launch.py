@@ -14,23 +14,23 @@ from unittest import mock
 import pytest
 from tests.ports import free_port
 
-from rallypoint.core.restarts import RestartPolicy
+from rallypoint.agent.launch import LaunchConfig, _get_addr_and_port, _get_entrypoint_name, elastic_launch, launch_agent
+from rallypoint.agent.local_agent import LocalElasticAgent
+from rallypoint.agent.workers import RunResult, WorkerState
 from rallypoint.errors import RendezvousGracefulExitError, SignalException, UnkillableWorkersError, UsageError
 from rallypoint.events import EventSource
-from rallypoint.launch import LaunchConfig, _get_addr_and_port, _get_entrypoint_name, elastic_launch, launch_agent
-from rallypoint.local_agent import LocalElasticAgent
-from rallypoint.processes.failures import ChildFailedError
-from rallypoint.processes.log_specs import DefaultLogsSpecs
+from rallypoint.failures.process_failure import ChildFailedError
+from rallypoint.output.log_specs import DefaultLogsSpecs
+from rallypoint.protocol.restarts import RestartPolicy
 from rallypoint.rendezvous.handler import RendezvousParameters
 from rallypoint.rendezvous.local import LocalRendezvous
-from rallypoint.workers import RunResult, WorkerState
 
 SH = "/bin/sh"
 BACKENDS = ("static", "c10d")
 every_backend = pytest.mark.parametrize("backend", BACKENDS)
 
-AGENT = "rallypoint.launch.LocalElasticAgent"
-RECORD = "rallypoint.launch.events.record"
+AGENT = "rallypoint.agent.launch.LocalElasticAgent"
+RECORD = "rallypoint.agent.launch.events.record"
 GET_HANDLER = "rallypoint.rendezvous.registry.get_rendezvous_handler"
 
 TOUCH = "import os, pathlib, sys; pathlib.Path(sys.argv[1], os.environ['RANK']).touch()"
@@ -130,7 +130,7 @@ def run_functions(tmp_path: Path, config: str, body: str, call: str) -> str:
     program = tmp_path / "program.py"
     program.write_text(
         f"import os\nfrom rallypoint import LaunchConfig, elastic_launch\n"
-        f"from rallypoint.processes.log_specs import DefaultLogsSpecs\n{body}\n"
+        f"from rallypoint.output.log_specs import DefaultLogsSpecs\n{body}\n"
         f"if __name__ == '__main__':\n"
         f"    config = LaunchConfig({config}, max_restarts=0, logs_specs=DefaultLogsSpecs('logs'))\n"
         f"    print({call})\n"

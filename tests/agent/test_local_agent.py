@@ -15,15 +15,15 @@ from typing import Any
 
 import pytest
 
-from rallypoint import local_agent
+from rallypoint.agent import local_agent
+from rallypoint.agent.local_agent import LocalElasticAgent
+from rallypoint.agent.workers import RunResult, WorkerGroup, WorkerSpec, WorkerState
 from rallypoint.errors import SignalException, WorkerStartError
-from rallypoint.local_agent import LocalElasticAgent
-from rallypoint.processes.log_specs import DefaultLogsSpecs, Std
+from rallypoint.output.log_specs import DefaultLogsSpecs, Std
 from rallypoint.processes.subprocesses import start_processes
 from rallypoint.rendezvous.handler import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 from rallypoint.rendezvous.local import LocalRendezvous
 from rallypoint.store.hash_store import HashStore
-from rallypoint.workers import RunResult, WorkerGroup, WorkerSpec, WorkerState
 
 SH = "/bin/sh"
 
@@ -431,7 +431,7 @@ def test_starting_processes_is_looked_up_in_the_module(make_agent: MakeAgent, mo
         calls.append(kwargs)
         return Context()
 
-    monkeypatch.setattr("rallypoint.local_agent.start_processes", start)
+    monkeypatch.setattr("rallypoint.agent.local_agent.start_processes", start)
     result = make_agent(SH, "a ${local_rank}", agent={"start_method": "fork"}).run()
     assert result.return_values == {0: "theirs"}
     (call,) = calls

@@ -20,11 +20,10 @@ from unittest import mock
 import pytest
 from tests.ports import free_port
 
-from rallypoint import report
-from rallypoint.core import agent as machine
-from rallypoint.core.failure_reports import WorkerFailure
-from rallypoint.core.ranks import WorkerRanks
-from rallypoint.core.restarts import RestartPolicy
+from rallypoint.agent.launch import LaunchConfig, launch_agent
+from rallypoint.agent.local_agent import LocalElasticAgent
+from rallypoint.agent.workers import RunResult, WorkerSpec, WorkerState
+from rallypoint.base import report
 from rallypoint.errors import (
     JobFailedError,
     RendezvousClosedError,
@@ -34,18 +33,19 @@ from rallypoint.errors import (
     UsageError,
     WorkerStartError,
 )
-from rallypoint.launch import LaunchConfig, launch_agent
-from rallypoint.local_agent import LocalElasticAgent
+from rallypoint.failures.process_failure import ChildFailedError
+from rallypoint.net.wake_fd import Bell
+from rallypoint.output.log_specs import DefaultLogsSpecs
 from rallypoint.processes.context import wait_readable
-from rallypoint.processes.failures import ChildFailedError
-from rallypoint.processes.log_specs import DefaultLogsSpecs
+from rallypoint.protocol import agent_machine as machine
+from rallypoint.protocol.failure_reports import WorkerFailure
+from rallypoint.protocol.ranks import WorkerRanks
+from rallypoint.protocol.restarts import RestartPolicy
 from rallypoint.rendezvous import embedded
 from rallypoint.rendezvous.coordinated import CoordinatedHandler, Introduction
 from rallypoint.rendezvous.handler import RendezvousHandler, RendezvousInfo, RendezvousParameters, RendezvousStoreInfo
 from rallypoint.rendezvous.local import LocalRendezvous
-from rallypoint.store.bell import Bell
 from rallypoint.store.hash_store import HashStore
-from rallypoint.workers import RunResult, WorkerSpec, WorkerState
 
 SH = "/bin/sh"
 FIRST_RANK, WORLD_SIZE = 4, 8

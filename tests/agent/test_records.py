@@ -12,12 +12,13 @@ from typing import Any
 
 import pytest
 
-from rallypoint import events, metrics, report
+from rallypoint import events, metrics
+from rallypoint.agent.local_agent import LocalElasticAgent
+from rallypoint.agent.workers import RunResult, Worker, WorkerSpec, WorkerState
+from rallypoint.base import report
 from rallypoint.events import Event, EventSource
-from rallypoint.local_agent import LocalElasticAgent
-from rallypoint.processes.log_specs import DefaultLogsSpecs
+from rallypoint.output.log_specs import DefaultLogsSpecs
 from rallypoint.rendezvous.local import LocalRendezvous
-from rallypoint.workers import RunResult, Worker, WorkerSpec, WorkerState
 
 SINK = "test-sink"
 

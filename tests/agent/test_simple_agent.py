@@ -15,13 +15,13 @@ from typing import Any
 
 import pytest
 
-from rallypoint import defaults
-from rallypoint.agent import ElasticAgent, SimpleElasticAgent
+from rallypoint.agent.agent import ElasticAgent, SimpleElasticAgent
+from rallypoint.agent.workers import RunResult, Worker, WorkerGroup, WorkerSpec, WorkerState
+from rallypoint.base import defaults
 from rallypoint.errors import RendezvousGracefulExitError, RendezvousTimeoutError, SignalException, UnkillableWorkersError
-from rallypoint.processes.failures import ProcessFailure
+from rallypoint.failures.process_failure import ProcessFailure
 from rallypoint.rendezvous.handler import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 from rallypoint.store.hash_store import HashStore
-from rallypoint.workers import RunResult, Worker, WorkerGroup, WorkerSpec, WorkerState
 
 HEALTHY = RunResult(WorkerState.HEALTHY)
 

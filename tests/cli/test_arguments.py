@@ -12,10 +12,12 @@ from typing import Any
 
 import pytest
 
-from rallypoint import arguments, cli, entry_point, report
-from rallypoint.config import LaunchConfig
+from rallypoint.agent.config import LaunchConfig
+from rallypoint.base import report
+from rallypoint.cli import arguments, entry_point
+from rallypoint.cli import main as cli
 from rallypoint.errors import UsageError
-from rallypoint.processes.log_specs import DefaultLogsSpecs, Std
+from rallypoint.output.log_specs import DefaultLogsSpecs, Std
 
 
 @pytest.fixture

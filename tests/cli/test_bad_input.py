@@ -14,13 +14,13 @@ PROGRAM = """
 import sys
 from rallypoint import cli
 code = cli.main(sys.argv[1:])
-sys.exit(99 if "rallypoint.launch" in sys.modules else code)
+sys.exit(99 if "rallypoint.agent.launch" in sys.modules else code)
 """
 # What a cold start has no time for.
 HEAVY = {
     "argparse", "json", "logging", "subprocess", "asyncio", "tempfile", "shutil", "random", "uuid", "traceback", "datetime",
-    "multiprocessing", "pickle", "importlib.metadata", "difflib", "textwrap", "torch", "rallypoint.usage",
-    "rallypoint.completion",
+    "multiprocessing", "pickle", "importlib.metadata", "difflib", "textwrap", "torch", "rallypoint.cli.usage",
+    "rallypoint.cli.completion",
 }  # fmt: skip
 
 
@@ -94,7 +94,7 @@ cli.config_from_args(cli.parse_args(["--standalone", "--nproc-per-node", "4", "-
 print(*sys.modules)
 """
     loaded = set(run(tmp_path, program=program).stdout.split())
-    assert "rallypoint.config" in loaded
+    assert "rallypoint.agent.config" in loaded
     assert not loaded & HEAVY
 
 

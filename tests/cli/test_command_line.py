@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.torchrun_defaults import TORCHRUN_DEFAULTS
 
-from rallypoint import command_line
+from rallypoint.cli import command_line
+from rallypoint.cli.options import BY_NAME, OPTIONS, Option
 from rallypoint.errors import UsageError
-from rallypoint.options import BY_NAME, OPTIONS, Option
 
 VALUED = [option for option in OPTIONS if option.kind != "flag" and not option.answers]
 SWITCHES = [option for option in OPTIONS if option.kind == "flag" and not option.answers]

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from rallypoint import completion
-from rallypoint.options import OPTIONS
+from rallypoint.cli import completion
+from rallypoint.cli.options import OPTIONS
 
 
 def complete(folder: Path, *words: str) -> list[str]:

@@ -11,15 +11,17 @@ from typing import Any
 import pytest
 
 import rallypoint
-from rallypoint import cli, errors, report
-from rallypoint.processes.failures import ChildFailedError, ProcessFailure
+from rallypoint import errors
+from rallypoint.base import report
+from rallypoint.cli import main as cli
+from rallypoint.failures.process_failure import ChildFailedError, ProcessFailure
 
 
 class Launch(ModuleType):
     """Stands for the launcher: remembers what it was asked to start, and ends as it is told."""
 
     def __init__(self) -> None:
-        super().__init__("rallypoint.launch")
+        super().__init__("rallypoint.agent.launch")
         self.error: BaseException | None = None
         self.calls: list[Any] = []
 
@@ -38,7 +40,7 @@ class Launch(ModuleType):
 @pytest.fixture
 def launch(monkeypatch: pytest.MonkeyPatch) -> Launch:
     fake = Launch()
-    monkeypatch.setitem(sys.modules, "rallypoint.launch", fake)
+    monkeypatch.setitem(sys.modules, "rallypoint.agent.launch", fake)
     monkeypatch.setattr(rallypoint, "launch", fake, raising=False)
     return fake
 
@@ -106,7 +108,7 @@ def test_each_end_has_its_code_and_at_most_one_line(
 def test_what_the_host_lacks_is_told_although_the_words_for_it_cannot_be_read(
     launch: Launch, train: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setitem(sys.modules, "rallypoint.host_limits", None)
+    monkeypatch.setitem(sys.modules, "rallypoint.base.limits", None)
     monkeypatch.delattr(rallypoint, "host_limits", raising=False)
     no_files = OSError(errno.EMFILE, "Too many open files", "a.py")
     for error, words in ((no_files, "Too many open files: a.py"), (MemoryError(), "out of memory")):

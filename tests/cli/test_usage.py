@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rallypoint import usage
-from rallypoint.options import BY_NAME, GROUPS, OPTIONS, Option
+from rallypoint.cli import usage
+from rallypoint.cli.options import BY_NAME, GROUPS, OPTIONS, Option
 
 
 @pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.name)

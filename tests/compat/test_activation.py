@@ -15,7 +15,7 @@ import rallypoint.compat
 from rallypoint.worker_site import SITE_FOLDER, in_front
 
 ASK = "from torch.distributed.elastic.multiprocessing.errors import record; print(record.__module__)"
-OURS = "rallypoint.processes.error_files\n"
+OURS = "rallypoint.failures.error_files\n"
 
 RunPython = Callable[..., subprocess.CompletedProcess[str]]
 Script = Callable[..., Path]
@@ -148,7 +148,7 @@ def test_a_module(python: RunPython, tmp_path: Path) -> None:
 
 def test_objects_pass_into_spawned_children(python: RunPython, script: Script) -> None:
     answer = python("-m", "rallypoint.compat", script(SPAWN))
-    assert (answer.stdout, answer.stderr) == ("True rallypoint.config\n", "")
+    assert (answer.stdout, answer.stderr) == ("True rallypoint.agent.config\n", "")
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ def test_every_module_can_be_imported(installed: str) -> None:
 
 
 def test_names_reach_rallypoint(installed: str) -> None:
-    from rallypoint import launch, local_agent
+    from rallypoint.agent import launch, local_agent
 
     api = load(API)
     assert api.LaunchConfig is launch.LaunchConfig
@@ -92,7 +92,7 @@ def test_what_nobody_has_is_refused_as_ever(installed: str) -> None:
 
 
 def test_what_only_torch_has_is_named(installed: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr("rallypoint.launch.launch_agent")
+    monkeypatch.delattr("rallypoint.agent.launch.launch_agent")
     api = load(API)
     with pytest.raises(AttributeError, match=f"rallypoint has no launch_agent, which {API} of torch has"):
         _ = api.launch_agent
@@ -159,7 +159,7 @@ class TestWithoutTorch:
     def test_a_stand_in_is_no_imported_torch(self) -> None:
         """What rallypoint asks an imported torch for, it finds out itself."""
         from rallypoint.data import ElasticDistributedSampler
-        from rallypoint.devices import determine_local_world_size
+        from rallypoint.hardware.devices import determine_local_world_size
 
         load(API)
         assert determine_local_world_size("auto") >= 1
@@ -177,7 +177,7 @@ import torch.distributed.elastic.events as ours
 assert ours is not theirs and torch.distributed.elastic.events is ours is sys.modules["torch.distributed.elastic.events"]
 assert ours.record.__module__ == "rallypoint.events", ours.record
 assert torch.distributed.run.main.__module__.startswith("rallypoint"), torch.distributed.run.main
-assert torch.distributed.launcher.api.LaunchConfig.__module__ == "rallypoint.config"
+assert torch.distributed.launcher.api.LaunchConfig.__module__ == "rallypoint.agent.config"
 assert torch.distributed.is_available() and torch.distributed.TCPStore
 rallypoint.compat.uninstall()
 import torch.distributed.elastic.events as again

@@ -12,27 +12,27 @@ import pytest
 ELASTIC = "torch.distributed.elastic"
 # What programs replace -> where rallypoint's code looks it up.
 TARGETS = {
-    "torch.distributed.launcher.api.LocalElasticAgent": ["rallypoint.launch.LocalElasticAgent"],
-    "torch.distributed.launcher.api.events.record": ["rallypoint.events.record", "rallypoint.launch.events.record"],
-    "torch.distributed.launcher.api.metrics.initialize_metrics": ["rallypoint.launch.metrics.initialize_metrics"],
+    "torch.distributed.launcher.api.LocalElasticAgent": ["rallypoint.agent.launch.LocalElasticAgent"],
+    "torch.distributed.launcher.api.events.record": ["rallypoint.events.record", "rallypoint.agent.launch.events.record"],
+    "torch.distributed.launcher.api.metrics.initialize_metrics": ["rallypoint.agent.launch.metrics.initialize_metrics"],
     "torch.distributed.launcher.api.rdzv_registry.get_rendezvous_handler": [
-        "rallypoint.launch.rdzv_registry.get_rendezvous_handler"
+        "rallypoint.agent.launch.rdzv_registry.get_rendezvous_handler"
     ],
-    f"{ELASTIC}.rendezvous.registry.get_rendezvous_handler": ["rallypoint.launch.rdzv_registry.get_rendezvous_handler"],
-    f"{ELASTIC}.agent.server.local_elastic_agent.LocalElasticAgent.run": ["rallypoint.launch.LocalElasticAgent.run"],
-    f"{ELASTIC}.agent.server.local_elastic_agent.start_processes": ["rallypoint.local_agent.start_processes"],
-    f"{ELASTIC}.agent.server.api.put_metric": ["rallypoint.agent.put_metric", "rallypoint.agent_records.put_metric"],
-    f"{ELASTIC}.agent.server.api.record": ["rallypoint.agent_records.record"],
-    f"{ELASTIC}.agent.server.api._get_fq_hostname": ["rallypoint.agent_records._get_fq_hostname"],
-    f"{ELASTIC}.agent.server.api.store_util.barrier": ["rallypoint.agent.barriers.barrier"],
+    f"{ELASTIC}.rendezvous.registry.get_rendezvous_handler": ["rallypoint.agent.launch.rdzv_registry.get_rendezvous_handler"],
+    f"{ELASTIC}.agent.server.local_elastic_agent.LocalElasticAgent.run": ["rallypoint.agent.launch.LocalElasticAgent.run"],
+    f"{ELASTIC}.agent.server.local_elastic_agent.start_processes": ["rallypoint.agent.local_agent.start_processes"],
+    f"{ELASTIC}.agent.server.api.put_metric": ["rallypoint.agent.agent.put_metric", "rallypoint.agent.records.put_metric"],
+    f"{ELASTIC}.agent.server.api.record": ["rallypoint.agent.records.record"],
+    f"{ELASTIC}.agent.server.api._get_fq_hostname": ["rallypoint.agent.records._get_fq_hostname"],
+    f"{ELASTIC}.agent.server.api.store_util.barrier": ["rallypoint.agent.agent.barriers.barrier"],
     f"{ELASTIC}.events.record": ["rallypoint.events.record"],
     f"{ELASTIC}.events.record_rdzv_event": ["rallypoint.events.record_rdzv_event"],
     f"{ELASTIC}.events.get_logging_handler": ["rallypoint.events.get_logging_handler"],
     f"{ELASTIC}.metrics.api.getStream": ["rallypoint.metrics.getStream"],
     f"{ELASTIC}.multiprocessing.api.PContext": ["rallypoint.processes.context.PContext"],
     f"{ELASTIC}.multiprocessing.api.PContext.wait": ["rallypoint.processes.context.PContext.wait"],
-    f"{ELASTIC}.rendezvous.c10d_rendezvous_backend.DEFAULT_PORT": ["rallypoint.rendezvous.c10d_backend.DEFAULT_PORT"],
-    f"{ELASTIC}.utils.store.barrier": ["rallypoint.agent.barriers.barrier"],
+    f"{ELASTIC}.rendezvous.c10d_rendezvous_backend.DEFAULT_PORT": ["rallypoint.compat.c10d_backend.DEFAULT_PORT"],
+    f"{ELASTIC}.utils.store.barrier": ["rallypoint.agent.agent.barriers.barrier"],
 }
 # What stays as it is, as with any `from module import name`.
 APART = [
@@ -81,7 +81,7 @@ def test_a_patch_reaches_no_other_place(patched: str, apart: str, installed: str
 
 
 def test_a_value_that_was_replaced_at_home_is_seen(installed: str) -> None:
-    with mock.patch("rallypoint.launch.LocalElasticAgent") as patched:
+    with mock.patch("rallypoint.agent.launch.LocalElasticAgent") as patched:
         assert look_up("torch.distributed.launcher.api.LocalElasticAgent") is patched
 
 
@@ -90,8 +90,8 @@ def test_patches_can_be_nested(installed: str) -> None:
     before = look_up(target)
     with mock.patch(target) as outer:
         with mock.patch(target) as inner:
-            assert look_up("rallypoint.launch.LocalElasticAgent") is inner
-        assert look_up("rallypoint.launch.LocalElasticAgent") is outer
+            assert look_up("rallypoint.agent.launch.LocalElasticAgent") is inner
+        assert look_up("rallypoint.agent.launch.LocalElasticAgent") is outer
     assert look_up(target) is before
 
 
@@ -99,13 +99,13 @@ def test_a_patch_that_is_over_hides_nothing(installed: str) -> None:
     """Also in a place to which the name does not belong."""
     with mock.patch("torch.distributed.launcher.LaunchConfig"):
         pass
-    with mock.patch("rallypoint.launch.LaunchConfig") as patched:
+    with mock.patch("rallypoint.agent.launch.LaunchConfig") as patched:
         assert look_up("torch.distributed.launcher.LaunchConfig") is patched
 
 
 def test_names_can_be_reached_through_the_modules_dictionary(installed: str) -> None:
     names = vars(look_up("torch.distributed.launcher.api"))
-    launch = look_up("rallypoint.launch")
+    launch = look_up("rallypoint.agent.launch")
     assert names["LaunchConfig"] is names.get("LaunchConfig") is launch.LaunchConfig
     assert names["__name__"] == "torch.distributed.launcher.api"
     assert "LaunchConfig" in names
@@ -121,27 +121,27 @@ def test_names_can_be_reached_through_the_modules_dictionary(installed: str) -> 
 def test_a_whole_module_can_be_replaced(installed: str) -> None:
     before = look_up("torch.distributed.launcher.api.events")
     with mock.patch("torch.distributed.launcher.api.events") as patched:
-        assert look_up("rallypoint.launch.events") is patched is look_up("torch.distributed.launcher.api.events")
+        assert look_up("rallypoint.agent.launch.events") is patched is look_up("torch.distributed.launcher.api.events")
         assert isinstance(look_up(f"{ELASTIC}.events"), ModuleType)
-    assert look_up("rallypoint.launch.events") is look_up("rallypoint.events")
+    assert look_up("rallypoint.agent.launch.events") is look_up("rallypoint.events")
     assert look_up("torch.distributed.launcher.api.events") is before
 
 
 def test_assignment_and_deletion(installed: str, monkeypatch: pytest.MonkeyPatch) -> None:
     api = look_up("torch.distributed.launcher.api")
     monkeypatch.setattr("torch.distributed.launcher.api.LocalElasticAgent", "mine")
-    assert look_up("rallypoint.launch.LocalElasticAgent") == "mine"
+    assert look_up("rallypoint.agent.launch.LocalElasticAgent") == "mine"
     monkeypatch.delattr(api, "LocalElasticAgent")
     assert not hasattr(api, "LocalElasticAgent")
     monkeypatch.undo()
-    assert api.LocalElasticAgent is look_up("rallypoint.local_agent.LocalElasticAgent")
+    assert api.LocalElasticAgent is look_up("rallypoint.agent.local_agent.LocalElasticAgent")
 
 
 def test_a_name_that_nobody_knows_stays_on_the_module(installed: str) -> None:
     api = look_up("torch.distributed.launcher.api")
     api.notes = "mine"
     assert api.notes == "mine"
-    assert not hasattr(look_up("rallypoint.launch"), "notes")
+    assert not hasattr(look_up("rallypoint.agent.launch"), "notes")
     del api.notes
     assert not hasattr(api, "notes")
 

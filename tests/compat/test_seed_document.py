@@ -17,8 +17,8 @@ from unittest import mock
 import pytest
 from tests.etcd_cluster import any_binary
 
-from rallypoint.rendezvous.etcd_binary import ENV_ETCD_BINARY
-from rallypoint.rendezvous.etcd_server import EtcdServer
+from rallypoint.coordination.etcd.process import ENV_ETCD_BINARY
+from rallypoint.coordination.etcd.server import EtcdServer
 
 API = "torch.distributed.launcher.api"
 ELASTIC = "torch.distributed.elastic"

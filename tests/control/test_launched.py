@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tests.control.workers import VARIABLE, ask, finish, running
 
-from rallypoint.stacks_command import stacks_main
+from rallypoint.cli.stacks import stacks_main
 
 WORKER = """
     import os, time

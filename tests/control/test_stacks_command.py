@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from tests.control.workers import VARIABLE, finish, first_line, running
 
-from rallypoint import stacks_command
+from rallypoint.cli import stacks as stacks_command
+from rallypoint.cli.stacks import stacks_main
 from rallypoint.errors import ExitCode
-from rallypoint.stacks_command import stacks_main
 
 WORKER = """
     import sys

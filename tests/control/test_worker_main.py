@@ -67,7 +67,7 @@ def test_without_the_variable_nothing_is_served_nor_loaded() -> None:
         import sys, os
         from rallypoint.control_plane import worker_main
         with worker_main():
-            print(*(name for name in ("socket", "threading", "rallypoint.serving.http_serving", "typing") if name in sys.modules))
+            print(*(name for name in ("socket", "threading", "rallypoint.net.http_server", "typing") if name in sys.modules))
             print(len(os.listdir("/proc/self/task")))
     """
     for env in ({}, {VARIABLE: ""}):
@@ -290,13 +290,13 @@ def test_a_handler_that_never_returns_does_not_keep_the_worker(path: Path) -> No
 
 def test_a_server_that_crashes_does_not_touch_the_training(path: Path) -> None:
     program = """
-        import sys, rallypoint.serving.http_loop
+        import sys, rallypoint.net.http_server
         from rallypoint.control_plane import worker_main
 
         def crash(loop):
             raise MemoryError("planted")
 
-        rallypoint.serving.http_loop.HttpLoop.turn = crash
+        rallypoint.net.http_server.HttpLoop.turn = crash
         with worker_main():
             print("ready", flush=True)
             sys.stdin.readline()

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rallypoint import command_line
+from rallypoint.cli import command_line
 
 FOLDER = Path(__file__).parents[2] / "examples" / "etcd"
 

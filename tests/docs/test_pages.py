@@ -7,8 +7,8 @@ import re
 from pathlib import Path
 
 import rallypoint
+from rallypoint.cli.options import OPTIONS
 from rallypoint.errors import ExitCode
-from rallypoint.options import OPTIONS
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"

@@ -20,7 +20,7 @@ AGENT = """
     from datetime import timedelta
 
     from rallypoint import LocalElasticAgent, WorkerSpec
-    from rallypoint.processes.log_specs import DefaultLogsSpecs
+    from rallypoint.output.log_specs import DefaultLogsSpecs
     from rallypoint.rendezvous.dynamic_handler import DynamicRendezvousHandler, RendezvousBackend, RendezvousTimeout
     from rallypoint.store.hash_store import HashStore
 

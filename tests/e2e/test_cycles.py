@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from rallypoint import DefaultLogsSpecs, LocalElasticAgent, Std, WorkerSpec, WorkerState, start_processes
-from rallypoint.core.restarts import RestartPolicy
+from rallypoint.protocol.restarts import RestartPolicy
 from rallypoint.rendezvous.local import LocalRendezvous
 
 # What a worker may do: end well or badly, early or late, by a signal, deaf to signals, with children or daemons, talkative.

@@ -231,8 +231,8 @@ def test_a_checkpoint_a_slow_start_and_a_slow_exit_are_left_alone(
 LAUNCHER = """
     import os, sys, threading, time
     from rallypoint import LaunchConfig, elastic_launch
-    from rallypoint.processes.failures import ChildFailedError
-    from rallypoint.processes.log_specs import DefaultLogsSpecs
+    from rallypoint.failures.process_failure import ChildFailedError
+    from rallypoint.output.log_specs import DefaultLogsSpecs
 
     def forget(lock):
         os.write(1, f"last {time.monotonic_ns()}\\n".encode())

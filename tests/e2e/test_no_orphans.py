@@ -141,7 +141,7 @@ def start_as_nobody(start_command: Any, open_folder: Path) -> Callable[..., Any]
 def interpreter_for_nobody(env: dict[str, str]) -> str:
     """An interpreter that an unprivileged user can run this very package with."""
     for python in (sys.executable, SYSTEM_PYTHON):
-        probe = [python, "-c", "import sys; assert sys.version_info >= (3, 10); import rallypoint.cli"]
+        probe = [python, "-c", "import sys; assert sys.version_info >= (3, 10); import rallypoint.cli.main"]
         try:
             ended = subprocess.run(probe, user=NOBODY, group=NOBODY, extra_groups=[], env=env, cwd="/", capture_output=True)
         except OSError:

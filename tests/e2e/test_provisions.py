@@ -13,7 +13,8 @@ import pytest
 from tests import ports
 
 import rallypoint
-from rallypoint import provisions, report
+from rallypoint.agent import provisions
+from rallypoint.base import report
 
 LOADED = "all that the end of this job may need is loaded"
 WORKER = """

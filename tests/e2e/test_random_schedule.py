@@ -58,8 +58,8 @@ while not (folder / "finish").exists():
 """
 STORE = """
 import signal, sys
-from rallypoint.store.listening import open_listeners
-from rallypoint.store.server import CoordinationServer
+from rallypoint.net.listening import open_listeners
+from rallypoint.coordination.embedded.server import CoordinationServer
 listeners = open_listeners("127.0.0.1", int(sys.argv[1]), is_host=True, wildcard_allowed=False)
 CoordinationServer(listeners, "random", None).start()
 print("the store is open", flush=True)

@@ -48,7 +48,7 @@ def test_nothing_heavy_is_imported_before_the_first_worker(tmp_path: Path, flags
     assert ended.returncode == 0, ended.stderr
     bare = subprocess.run([sys.executable, "-c", "import sys; print(*sys.modules)"], capture_output=True, text=True, timeout=30)
     loaded = set((tmp_path / "modules").read_text().split()) - set(bare.stdout.split())
-    assert "rallypoint.local_agent" in loaded
+    assert "rallypoint.agent.local_agent" in loaded
     assert not loaded & HEAVY
 
 

@@ -447,8 +447,8 @@ def test_however_the_agent_ends_its_port_is_free(
 PROGRAM = """
 import os, signal, socket, sys, threading, time
 from rallypoint.errors import SignalException
-from rallypoint.launch import LaunchConfig, elastic_launch
-from rallypoint.processes.failures import ChildFailedError
+from rallypoint.agent.launch import LaunchConfig, elastic_launch
+from rallypoint.failures.process_failure import ChildFailedError
 from rallypoint.store.tcp_store import TCPStore
 
 def inodes_listening_at(port):

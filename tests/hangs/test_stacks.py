@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from rallypoint.core.stack_groups import ProcessStacks, WorkerStacks
+from rallypoint.hangs.stack_groups import ProcessStacks, WorkerStacks
+from rallypoint.hangs.stacks import ALL_ANSWERS_S, STACK_SIGNAL, StackDesk
 from rallypoint.processes.activity import look_at
-from rallypoint.processes.stacks import ALL_ANSWERS_S, STACK_SIGNAL, StackDesk
 from rallypoint.worker_site import SITE_FOLDER
 from rallypoint.worker_site.sitecustomize import ENV_STACKS
 

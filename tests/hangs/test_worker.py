@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from rallypoint.core.pulse_page import Pulse
-from rallypoint.defaults import ENV_PULSE
-from rallypoint.processes.pulse import PulseBoard
-from rallypoint.watchdog import HangWatch, parse_hang_timeout
+from rallypoint.base.defaults import ENV_PULSE
+from rallypoint.hangs.pulse import PulseBoard
+from rallypoint.hangs.pulse_page import Pulse
+from rallypoint.hangs.watchdog import HangWatch, parse_hang_timeout
 
 SLOW_MACHINE_S = 5e-6  # a heartbeat takes a third of a microsecond
 
@@ -95,7 +95,7 @@ def test_an_exit_is_told_before_others_are_called_at_exit(board: PulseBoard) -> 
     """P30: what libraries do at exit may take its time, whatever the order in which they asked for it."""
     program = """
         import atexit, os, time
-        from rallypoint.processes.pulse_mapping import layout
+        from rallypoint.hangs.pulse_mapping import layout
         worker.heartbeat()
         atexit.register(lambda: os._exit(worker._page._numbers[layout.BASE]))
     """

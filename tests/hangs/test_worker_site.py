@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 import rallypoint
-from rallypoint import defaults
-from rallypoint.processes.stacks import StackDesk
+from rallypoint.base import defaults
+from rallypoint.hangs.stacks import StackDesk
 from rallypoint.worker_site import SITE_FOLDER
 from rallypoint.worker_site.sitecustomize import ENV_STACKS
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from rallypoint.watchdog import Hang, HangWatch, parse_hang_timeout
+from rallypoint.hangs.watchdog import Hang, HangWatch, parse_hang_timeout
 
 PREAMBLE = "import os, sys, threading, time\nrank = int(os.environ['LOCAL_RANK'])\n"
 

@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 
 from rallypoint.errors import SignalException, UsageError, WorkerStartError
+from rallypoint.output.log_specs import DefaultLogsSpecs, Std
 from rallypoint.processes import warden_client
 from rallypoint.processes.context import PContext, RunProcsResult
-from rallypoint.processes.log_specs import DefaultLogsSpecs, Std
 from rallypoint.processes.subprocesses import SubprocessContext, start_processes
-from rallypoint.processes.warded import WardedContext
+from rallypoint.processes.warden_context import WardedContext
 
 SH = "/bin/sh"
 SLEEP = "exec sleep 60"

@@ -23,13 +23,13 @@ from typing import Any
 
 import pytest
 
-from rallypoint.config import LaunchConfig
+from rallypoint.agent.config import LaunchConfig
+from rallypoint.agent.launch import elastic_launch
 from rallypoint.errors import UsageError
-from rallypoint.launch import elastic_launch
+from rallypoint.failures.process_failure import ChildFailedError
+from rallypoint.output.log_specs import DefaultLogsSpecs, Std
 from rallypoint.processes.context import PContext, RunProcsResult
-from rallypoint.processes.failures import ChildFailedError
 from rallypoint.processes.functions import MultiprocessContext
-from rallypoint.processes.log_specs import DefaultLogsSpecs, Std
 from rallypoint.processes.subprocesses import start_processes
 
 METHODS = ("spawn", "fork", "forkserver")
@@ -484,7 +484,7 @@ def test_a_fork_of_the_callers_own_does_not_hold_up_the_end(functions: ModuleTyp
 PREAMBLE = """
 import multiprocessing, os, subprocess, sys, time
 from rallypoint import LaunchConfig, elastic_launch
-from rallypoint.processes.log_specs import DefaultLogsSpecs
+from rallypoint.output.log_specs import DefaultLogsSpecs
 
 def launch(function, *args, method={method!r}, workers=2):
     config = LaunchConfig(1, 1, workers, rdzv_backend="c10d", rdzv_endpoint="localhost", max_restarts=0, start_method=method,

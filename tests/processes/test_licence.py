@@ -20,15 +20,15 @@ from typing import Any
 
 import pytest
 
+from rallypoint.coordination.embedded import handshake
 from rallypoint.errors import LicenceOverError
+from rallypoint.output.log_specs import DefaultLogsSpecs
 from rallypoint.processes import warden_client
 from rallypoint.processes.licence import Licence, read_testimony, read_until
-from rallypoint.processes.log_specs import DefaultLogsSpecs
 from rallypoint.processes.subprocesses import start_processes
-from rallypoint.processes.warded import WardedContext
 from rallypoint.processes.warden import Warden
 from rallypoint.processes.warden_client import Expired, Launch, Report, Started, WardenClient
-from rallypoint.store import handshake
+from rallypoint.processes.warden_context import WardedContext
 
 DEADLINE_S = 10.0
 START_S = 3.0  # in which workers start, on any machine
@@ -237,7 +237,7 @@ def test_v5_a_warden_whose_licence_was_over_serves_the_next_group(
 AGENT = """
 import os, signal, sys, time
 from rallypoint.processes.licence import Licence
-from rallypoint.processes.log_specs import DefaultLogsSpecs
+from rallypoint.output.log_specs import DefaultLogsSpecs
 from rallypoint.processes.subprocesses import start_processes
 
 folder, code, limit_s, then = sys.argv[1:]

@@ -14,12 +14,7 @@ import pytest
 from tests.cells import MemoryCell
 
 from rallypoint import events
-from rallypoint.errors import (
-    RendezvousClosedError,
-    RendezvousConnectionError,
-    RendezvousStateError,
-    RendezvousTimeoutError,
-)
+from rallypoint.errors import RendezvousClosedError, RendezvousConnectionError, RendezvousStateError, RendezvousTimeoutError
 from rallypoint.events import NodeState
 from rallypoint.rendezvous.dynamic_handler import (
     DynamicRendezvousHandler,

@@ -18,12 +18,12 @@ from tests.e2e.nodes.conftest import MEMBER, Job, Node
 from tests.etcd_cluster import any_binary, binary_of
 from tests.ports import free_port_pairs
 
+from rallypoint.coordination.etcd import member as etcd_member
+from rallypoint.coordination.etcd.access import EtcdAccess
+from rallypoint.coordination.etcd.member import Plan, PortTaken, UnreachableName, claim_endpoint, plan_cluster
+from rallypoint.coordination.etcd.process import ENV_ETCD_BINARY
 from rallypoint.errors import ExitCode, UsageError
-from rallypoint.rendezvous import etcd_member
-from rallypoint.rendezvous.etcd_binary import ENV_ETCD_BINARY
-from rallypoint.rendezvous.etcd_member import Plan, PortTaken, UnreachableName, claim_endpoint, plan_cluster
 from rallypoint.rendezvous.etcd_settings import parse_endpoints
-from rallypoint.store.etcd_access import EtcdAccess
 
 LOOPBACK = "127.0.0.1"
 CONF = "bootstrap=true,fence=3,last_call_timeout=0.5,keep_alive_interval=0.5"

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rallypoint.rendezvous.rank_hint import RankHint, find_rank_hint, stable_name
+from rallypoint.rendezvous.joining import RankHint, find_rank_hint, stable_name
 
 SLURM = {"SLURM_NODEID": "3", "SLURM_JOB_NUM_NODES": "4"}
 KUBERNETES = {"JOB_COMPLETION_INDEX": "5"}

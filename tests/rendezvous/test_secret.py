@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from rallypoint import defaults, report
+from rallypoint.base import defaults, report
 from rallypoint.errors import UsageError
 from rallypoint.processes import warden_start
 from rallypoint.rendezvous.secret import load_secret

@@ -11,9 +11,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rallypoint.errors import UsageError
-from rallypoint.rendezvous.setting_table import BY_KEY, SETTINGS, Setting, markdown
-from rallypoint.rendezvous.setting_values import CONVERTERS, shown
-from rallypoint.rendezvous.settings import Settings, agreed, check_node_unit, describe, mismatch, parse_setting, read_settings
+from rallypoint.rendezvous.settings import (
+    BY_KEY,
+    CONVERTERS,
+    SETTINGS,
+    Setting,
+    Settings,
+    agreed,
+    check_node_unit,
+    describe,
+    markdown,
+    mismatch,
+    parse_setting,
+    read_settings,
+    shown,
+)
 
 EXAMPLES = {
     "seconds": "2.5", "seconds_or_0": "2.5", "count": "7", "rank": "3", "truth": "true", "path": "/a/b", "codes": "2+64",

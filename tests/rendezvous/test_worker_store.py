@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 from tests.ports import free_ports, is_free
 
-from rallypoint import defaults
+from rallypoint.base import defaults
 from rallypoint.errors import RendezvousError, UsageError
+from rallypoint.net import listening
 from rallypoint.rendezvous.worker_store import WorkerStore, WorkerStoreSettings, read_worker_store_settings
-from rallypoint.store import listening
 from rallypoint.store.interface import StoreError, StoreNetworkError
 from rallypoint.store.tcp_store import TCPStore
 

@@ -13,11 +13,11 @@ from tests.simulation.network import Connection, Link
 from tests.simulation.workers import KILL_S, WARDEN_S, WorkerHost
 from tests.simulation.world import Clock, World
 
-from rallypoint.core import agent as machine
-from rallypoint.core import job_records as job
-from rallypoint.core import news
-from rallypoint.core.coordination import Put, Transaction
-from rallypoint.core.participant import Joining, Participant
+from rallypoint.coordination.model import Put, Transaction
+from rallypoint.protocol import agent_machine as machine
+from rallypoint.protocol import job_records as job
+from rallypoint.protocol import participant as news
+from rallypoint.protocol.participant import Joining, Participant
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

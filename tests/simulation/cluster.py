@@ -17,8 +17,8 @@ from tests.simulation.planted import planted
 from tests.simulation.setup import Setup
 from tests.simulation.world import TRACED, Violation, World
 
-from rallypoint.core import forming
-from rallypoint.core import job_records as job
+from rallypoint.protocol import job_records as job
+from rallypoint.protocol import leader as forming
 
 __all__ = ["Cluster", "Failure", "simulate"]
 

@@ -11,9 +11,8 @@ from tests.simulation.line import NEVER, Line
 from tests.simulation.network import Connection
 from tests.simulation.world import Violation
 
-from rallypoint.core.coordination import Event, Transaction, Watch
-from rallypoint.core.news import Seated
-from rallypoint.core.participant import Participant
+from rallypoint.coordination.model import Event, Transaction, Watch
+from rallypoint.protocol.participant import Participant, Seated
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from __future__ import annotations
 from tests.simulation.network import FIN, Connection, Link
 from tests.simulation.world import Clock, Violation, World
 
-from rallypoint.core.coordination import Event, Read, Transaction, Watch
-from rallypoint.core.keyspace import Compacted, Keyspace, UnknownLease
+from rallypoint.coordination.keyspace import Compacted, Keyspace, UnknownLease
+from rallypoint.coordination.model import Event, Read, Transaction, Watch
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.simulation.agent import Agent
 
-from rallypoint.core.agent import Draining
+from rallypoint.protocol.agent_machine import Draining
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

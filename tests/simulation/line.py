@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 from tests.simulation.network import Connection
 
-from rallypoint.core import fence
-from rallypoint.core.participant import Former, Participant
+from rallypoint.coordination import fence
+from rallypoint.protocol.participant import Former, Participant
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

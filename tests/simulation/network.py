@@ -6,7 +6,7 @@ ends, each in its own time, or by one alone.
 
 from __future__ import annotations
 
-from rallypoint.core.coordination import EndLease, Request, Transaction
+from rallypoint.coordination.model import EndLease, Request, Transaction
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

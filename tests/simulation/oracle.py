@@ -9,9 +9,9 @@ from collections.abc import Callable
 
 from tests.simulation.world import Violation, World
 
-from rallypoint.core import job_records as job
-from rallypoint.core.coordination import Event, Item, Put
-from rallypoint.core.keyspace import Keyspace
+from rallypoint.coordination.keyspace import Keyspace
+from rallypoint.coordination.model import Event, Item, Put
+from rallypoint.protocol import job_records as job
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

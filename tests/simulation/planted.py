@@ -12,16 +12,14 @@ from tests.simulation.engine import Engine
 from tests.simulation.network import Connection
 from tests.simulation.planting import BUGS, Patches, bug, planted
 
-from rallypoint.core import generation, leader, leases, seating
-from rallypoint.core import job_records as job
-from rallypoint.core.coordination import Compare, Outcome, Put, Transaction
-from rallypoint.core.forming import Forming
-from rallypoint.core.generation import Current, Gone, Policy
-from rallypoint.core.leader import Leader
-from rallypoint.core.membership import Membership
-from rallypoint.core.participant import Participant
-from rallypoint.core.restarts import Again, Purse
-from rallypoint.core.roster import Roster
+from rallypoint.coordination import keyspace as leases
+from rallypoint.coordination.model import Compare, Outcome, Put, Transaction
+from rallypoint.protocol import generation, leader, seating
+from rallypoint.protocol import job_records as job
+from rallypoint.protocol.generation import Current, Gone, Policy
+from rallypoint.protocol.leader import Forming, Leader, Roster
+from rallypoint.protocol.participant import Membership, Participant
+from rallypoint.protocol.restarts import Again, Purse
 
 __all__ = ["BUGS", "planted"]
 

@@ -13,14 +13,14 @@ import sys
 import time
 from collections import deque
 
-from rallypoint.core import job_records as job
-from rallypoint.core import news
-from rallypoint.core.coordination import Event, Item, Outcome, Read, Request, Snapshot, Transaction
-from rallypoint.core.failure_reports import NodeReport, WorkerFailure
-from rallypoint.core.generation import Policy
-from rallypoint.core.keyspace import Keyspace
-from rallypoint.core.participant import Joining, Participant
-from rallypoint.core.restarts import RestartPolicy
+from rallypoint.coordination.keyspace import Keyspace
+from rallypoint.coordination.model import Event, Item, Outcome, Read, Request, Snapshot, Transaction
+from rallypoint.protocol import job_records as job
+from rallypoint.protocol import participant as news
+from rallypoint.protocol.failure_reports import NodeReport, WorkerFailure
+from rallypoint.protocol.generation import Policy
+from rallypoint.protocol.participant import Joining, Participant
+from rallypoint.protocol.restarts import RestartPolicy
 
 __all__ = ["Cost", "Crowd", "exponent", "measure"]
 

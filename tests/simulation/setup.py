@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from tests.simulation.world import Clock, World
 
-from rallypoint.core.generation import Policy
-from rallypoint.core.job_records import NOT_READY, NodeRecord
-from rallypoint.core.participant import Participant
-from rallypoint.core.restarts import RestartPolicy
+from rallypoint.protocol.generation import Policy
+from rallypoint.protocol.job_records import NOT_READY, NodeRecord
+from rallypoint.protocol.participant import Participant
+from rallypoint.protocol.restarts import RestartPolicy
 
 __all__ = ["Setup"]
 

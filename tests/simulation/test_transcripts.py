@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from tests.simulation.script import Stage
 
-from rallypoint.core import job_records as job
-from rallypoint.core.coordination import Delete, Event, Get, Item, Put, Transaction
-from rallypoint.core.generation import Policy
-from rallypoint.core.restarts import RestartPolicy
+from rallypoint.coordination.model import Delete, Event, Get, Item, Put, Transaction
+from rallypoint.protocol import job_records as job
+from rallypoint.protocol.generation import Policy
+from rallypoint.protocol.restarts import RestartPolicy
 
 TWO = Policy(2, 2)
 TWO_TO_FOUR = Policy(2, 4, last_call_s=0.0, scale_up_window_s=0.3, ready_timeout_s=10.0)

@@ -10,9 +10,9 @@ from collections.abc import Callable
 
 from tests.simulation.world import Clock, World
 
-from rallypoint.core import agent as machine
-from rallypoint.core import job_records as job
-from rallypoint.core.failure_reports import NodeReport, WorkerFailure
+from rallypoint.protocol import agent_machine as machine
+from rallypoint.protocol import job_records as job
+from rallypoint.protocol.failure_reports import NodeReport, WorkerFailure
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

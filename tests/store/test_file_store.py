@@ -25,11 +25,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rallypoint.store import file_store, journal
-from rallypoint.store.file_store import FileStore
+from rallypoint.store import file_store
+from rallypoint.store import file_store as journal
+from rallypoint.store.file_store import MAX_KEY_BYTES, MAX_VALUE_BYTES, FileStore
 from rallypoint.store.hash_store import HashStore
 from rallypoint.store.interface import Store, StoreError, StoreTimeoutError
-from rallypoint.store.journal import MAX_KEY_BYTES, MAX_VALUE_BYTES
 from rallypoint.store.prefix_store import PrefixStore
 
 PROCESS_TIMEOUT_S = 60

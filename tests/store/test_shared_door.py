@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from rallypoint.store import serving
+from rallypoint.coordination.embedded import server as serving
+from rallypoint.coordination.embedded.frames import make_frame
+from rallypoint.coordination.embedded.handshake import ClientHandshake
+from rallypoint.coordination.embedded.server import CoordinationServer
+from rallypoint.net.listening import open_listeners
 from rallypoint.store import tcp_protocol as wire
-from rallypoint.store.frames import make_frame
-from rallypoint.store.handshake import ClientHandshake
-from rallypoint.store.listening import open_listeners
-from rallypoint.store.server import CoordinationServer
 from rallypoint.store.tcp_server import TcpStoreServer
 from rallypoint.store.tcp_store import TCPStore
 

@@ -18,16 +18,16 @@ from typing import Any
 import pytest
 from tests.store.tcp_peers import TOKEN, ServerApart, TcpPeer
 
-from rallypoint.core.values import Values
-from rallypoint.store import doorway, tcp_server, tcp_serving
+from rallypoint.net import acceptor as doorway
+from rallypoint.net.acceptor import Doorway
+from rallypoint.net.listening import open_listeners
+from rallypoint.net.wake_fd import Bell
 from rallypoint.store import tcp_protocol as wire
-from rallypoint.store.bell import Bell
-from rallypoint.store.doorway import Doorway
-from rallypoint.store.listening import open_listeners
-from rallypoint.store.tcp_connection import TcpConnection
+from rallypoint.store import tcp_server
+from rallypoint.store import tcp_server as tcp_serving
 from rallypoint.store.tcp_protocol import packed, request
-from rallypoint.store.tcp_server import TcpStoreServer
-from rallypoint.store.tcp_serving import TcpServingLoop
+from rallypoint.store.tcp_server import TcpConnection, TcpServingLoop, TcpStoreServer
+from rallypoint.store.values import Values
 
 Start = Callable[..., TcpStoreServer]
 Connect = Callable[..., TcpPeer]

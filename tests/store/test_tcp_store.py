@@ -19,11 +19,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rallypoint.net.listening import open_listeners
 from rallypoint.store import tcp_client, tcp_store
 from rallypoint.store import tcp_protocol as wire
 from rallypoint.store.hash_store import HashStore
 from rallypoint.store.interface import QueueEmptyError, StoreError, StoreNetworkError, StoreTimeoutError
-from rallypoint.store.listening import open_listeners
 from rallypoint.store.tcp_server import TcpStoreServer
 from rallypoint.store.tcp_store import TCPStore
 

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from rallypoint.core import phases
-from rallypoint.core.told_events import Told, read_told
+from rallypoint.story import phases
+from rallypoint.story.event_records import Told, read_told
 
 BEGIN_MS = 1_800_000_000_000
 

@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.story.agent_log import AgentLog, long_story
 
-from rallypoint.core import phases
-from rallypoint.core.goodput import replay, settle
-from rallypoint.core.story import EventLog, Story, tell
-from rallypoint.core.told_events import read_told
-from rallypoint.event_logs import read_log
-from rallypoint.explain import document, render
+from rallypoint.cli.explain import document, render
+from rallypoint.story import phases
+from rallypoint.story.event_logs import read_log
+from rallypoint.story.event_records import read_told
+from rallypoint.story.goodput import replay, settle
+from rallypoint.story.story import EventLog, Story, tell
 
 LONG_STORY = [log.lines for log in long_story()]
 lasting = st.floats(0.001, 1e5).map(lambda value: round(value, 3))

@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 from tests.story.agent_log import BEGIN_MS, AgentLog, clean_run, long_story
 
-from rallypoint import event_logs
-from rallypoint.core import phases
-from rallypoint.explain import explain_main
+from rallypoint.cli.explain import explain_main
+from rallypoint.story import event_logs, phases
 
 WIDTH = 100
 
@@ -333,7 +332,7 @@ def test_help(explain: Explain) -> None:
 
 def test_a_console_that_knows_ascii_only(tmp_path: Path) -> None:
     folder = clean_run(hostname="zürich").write(tmp_path)
-    code = "import sys; from rallypoint.explain import explain_main; sys.exit(explain_main(sys.argv[1:]))"
+    code = "import sys; from rallypoint.cli.explain import explain_main; sys.exit(explain_main(sys.argv[1:]))"
     env = {**os.environ, "PYTHONIOENCODING": "ascii"}
     ended = subprocess.run([sys.executable, "-c", code, folder], env=env, capture_output=True, text=True, timeout=30)
     assert (ended.returncode, ended.stderr) == (0, "")

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from tests.ports import free_ports
 
-from rallypoint.explain import explain_main
+from rallypoint.cli.explain import explain_main
 
 WORKER = """
     import os, sys, time

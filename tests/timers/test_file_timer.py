@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 from rallypoint.errors import UsageError
 from rallypoint.timers import FileTimerClient, FileTimerRequest, FileTimerServer, file_timer
+from rallypoint.timers.file_server import RequestLines, TimerPipe, check_timer_file, parse_request
 from rallypoint.timers.file_timer import LINE_MAX, describe_expiry
-from rallypoint.timers.timer_pipe import RequestLines, TimerPipe, check_timer_file, parse_request
 
 # What torch 2.13 wrote for acquire("s\n\"x", 12.5) and release("s"), with signals 9 and 0.
 TORCH_ACQUIRE = rb'{"version": 1, "pid": 11439, "scope_id": "s\n\"x", "expiration_time": 12.5, "signal": 9}'

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 
-from rallypoint import defaults
+from rallypoint.base import defaults
 from rallypoint.worker_site import in_front
 
 TYPE_CHECKING = False

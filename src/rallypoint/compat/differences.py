@@ -7,7 +7,7 @@ or the name of a member for what introspection shows, and ``case: fact`` for wha
 
 from __future__ import annotations
 
-from rallypoint.records import Value
+from rallypoint.base.records import Value
 
 __all__ = ["DIFFERENCES", "Difference"]
 

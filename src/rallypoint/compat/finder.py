@@ -22,7 +22,7 @@ if __name__ == "__main__":
 """
 _PROGRAMS = {  # what `python -m` runs
     "torch.distributed.run": ("rallypoint.__main__", "rallyrun"),
-    "torch.distributed.launch": ("rallypoint.launch_module", "main"),
+    "torch.distributed.launch": ("rallypoint.compat.launch_module", "main"),
 }
 _PACKAGES = {place.rpartition(".")[0] for place in TABLE}
 

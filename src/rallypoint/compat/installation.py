@@ -11,10 +11,10 @@ import sys
 from functools import partial
 from importlib import import_module
 
+from rallypoint.base.torch_presence import StandIn
 from rallypoint.compat import activation
 from rallypoint.compat.finder import Finder
 from rallypoint.compat.table import ROOTS, TABLE
-from rallypoint.torch_presence import StandIn
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib import import_module
 
-from rallypoint.torch_presence import imported_torch
+from rallypoint.base.torch_presence import imported_torch
 
 __all__: list[str] = []  # each is looked up anew, for torch may come later
 

@@ -36,19 +36,19 @@ _TIMER_NAMES = "TimerClient TimerRequest TimerServer configure expires"
 
 _LAUNCHER: dict[str, tuple[Names, Names]] = {
     "launcher.api": (
-        {"launch": "LaunchConfig elastic_launch launch_agent"},
+        {"agent.launch": "LaunchConfig elastic_launch launch_agent"},
         {
-            "launch": "LocalElasticAgent RendezvousParameters SignalException WorkerSpec _get_addr_and_port _get_entrypoint_name "
-            "events metrics parse_rendezvous_endpoint rdzv_registry",
-            "config": "DefaultLogsSpecs LogsSpecs",
-            "processes.failures": "ChildFailedError",
+            "agent.launch": "LocalElasticAgent RendezvousParameters SignalException WorkerSpec _get_addr_and_port "
+            "_get_entrypoint_name events metrics parse_rendezvous_endpoint rdzv_registry",
+            "agent.config": "DefaultLogsSpecs LogsSpecs",
+            "failures.process_failure": "ChildFailedError",
             "health.server": "HealthCheckServer create_healthcheck_server",
-            "defaults": _HEALTH_VARIABLE,
-            "torch_names": "get_logger",
+            "base.defaults": _HEALTH_VARIABLE,
+            "compat.torch_names": "get_logger",
             "": "os sys uuid",
         },
     ),
-    "launcher": ({"launch": "LaunchConfig elastic_launch launch_agent"}, {}),
+    "launcher": ({"agent.launch": "LaunchConfig elastic_launch launch_agent"}, {}),
     "run": (
         {
             "torch_run": "DefaultLogsSpecs LaunchConfig LogsSpecs REMAINDER Std check_env config_from_args "
@@ -57,34 +57,37 @@ _LAUNCHER: dict[str, tuple[Names, Names]] = {
         },
         {"": "os sys uuid"},
     ),
-    "launch": ({"launch_module": "get_args_parser launch main parse_args run"}, {}),
+    "launch": ({"compat.launch_module": "get_args_parser launch main parse_args run"}, {}),
 }
 
 _AGENT: dict[str, tuple[Names, Names]] = {
     "elastic": ({}, {}),
     "elastic.agent": ({}, {}),
     "elastic.agent.server.api": (
-        {"workers": "RunResult Worker WorkerGroup WorkerSpec WorkerState", "agent": "ElasticAgent SimpleElasticAgent"},
         {
-            "agent": "DEFAULT_ROLE RendezvousGracefulExitError SignalException _RoleInstanceInfo _get_fq_hostname prof "
+            "agent.workers": "RunResult Worker WorkerGroup WorkerSpec WorkerState",
+            "agent.agent": "ElasticAgent SimpleElasticAgent",
+        },
+        {
+            "agent.agent": "DEFAULT_ROLE RendezvousGracefulExitError SignalException _RoleInstanceInfo _get_fq_hostname prof "
             "put_metric store_util=barriers",
-            "agent_records": "Event EventSource _get_fq_hostname put_metric record",
-            "processes.failures": "ProcessFailure",
-            "torch_names": "get_logger",
+            "agent.records": "Event EventSource _get_fq_hostname put_metric record",
+            "failures.process_failure": "ProcessFailure",
+            "compat.torch_names": "get_logger",
             "": "json os signal socket time traceback warnings",
         },
     ),
     "elastic.agent.server.local_elastic_agent": (
         {
-            "local_agent": "LocalElasticAgent",
-            "defaults": f"{_TIMER_VARIABLES} {_HEALTH_VARIABLE} "
+            "agent.local_agent": "LocalElasticAgent",
+            "base.defaults": f"{_TIMER_VARIABLES} {_HEALTH_VARIABLE} "
             "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT=ENV_UNINTERRUPTIBLE_TIMEOUT",
         },
         {
-            "local_agent": "LogsSpecs PContext RunResult WorkerGroup WorkerSpec WorkerState prof start_processes",
-            "agent": "SimpleElasticAgent",
+            "agent.local_agent": "LogsSpecs PContext RunResult WorkerGroup WorkerSpec WorkerState prof start_processes",
+            "agent.agent": "SimpleElasticAgent",
             "health.server": "HealthCheckServer create_healthcheck_server",
-            "torch_names": "get_logger macros",
+            "compat.torch_names": "get_logger macros",
             "@": "events=elastic.events timer=elastic.timer",
             "": "json os signal socket tempfile time uuid",
         },
@@ -92,9 +95,9 @@ _AGENT: dict[str, tuple[Names, Names]] = {
     "elastic.agent.server.health_check_server": ({"health.server": "HealthCheckServer create_healthcheck_server"}, {}),
     "elastic.agent.server": (
         {
-            "workers": "RunResult Worker WorkerGroup WorkerSpec WorkerState",
-            "agent": "ElasticAgent SimpleElasticAgent",
-            "defaults": _TIMER_VARIABLES,
+            "agent.workers": "RunResult Worker WorkerGroup WorkerSpec WorkerState",
+            "agent.agent": "ElasticAgent SimpleElasticAgent",
+            "base.defaults": _TIMER_VARIABLES,
         },
         {},
     ),
@@ -137,7 +140,7 @@ _RENDEZVOUS: dict[str, tuple[Names, Names]] = {
     ),
     "elastic.rendezvous.c10d_rendezvous_backend": (
         {
-            "rendezvous.c10d_backend": "C10dRendezvousBackend DEFAULT_PORT NodeState RendezvousBackend RendezvousConnectionError "
+            "compat.c10d_backend": "C10dRendezvousBackend DEFAULT_PORT NodeState RendezvousBackend RendezvousConnectionError "
             "RendezvousError RendezvousParameters RendezvousStateError create_backend parse_rendezvous_endpoint",
             "events": "construct_and_record_rdzv_event",
             "compat.stores": "FileStore Store TCPStore",
@@ -146,29 +149,29 @@ _RENDEZVOUS: dict[str, tuple[Names, Names]] = {
     ),
     "elastic.rendezvous.etcd_rendezvous": (
         {
-            "rendezvous.etcd_backend": "EtcdRendezvous EtcdRendezvousHandler EtcdRendezvousRetryImmediately "
+            "compat.etcd_backend": "EtcdRendezvous EtcdRendezvousHandler EtcdRendezvousRetryImmediately "
             "EtcdRendezvousRetryableFailure create_rdzv_handler"
         },
-        {"store.etcd_store": "EtcdStore cas_delay"},
+        {"compat.etcd_store": "EtcdStore cas_delay"},
     ),
     "elastic.rendezvous.etcd_rendezvous_backend": (
         {
-            "rendezvous.etcd_backend": "EtcdRendezvousBackend EtcdStore RendezvousBackend RendezvousConnectionError "
+            "compat.etcd_backend": "EtcdRendezvousBackend EtcdStore RendezvousBackend RendezvousConnectionError "
             "RendezvousParameters RendezvousStateError create_backend",
-            "rendezvous.endpoint": "parse_rendezvous_endpoint",
+            "net.endpoint": "parse_rendezvous_endpoint",
             "compat.stores": "Store",
         },
         {},
     ),
-    "elastic.rendezvous.etcd_server": ({"rendezvous.etcd_server": "EtcdServer find_free_port stop_etcd"}, {}),
-    "elastic.rendezvous.etcd_store": ({"store.etcd_store": "EtcdStore cas_delay", "compat.stores": "Store"}, {}),
-    "elastic.rendezvous.utils": ({"rendezvous.endpoint": "parse_rendezvous_endpoint"}, {"": "ipaddress random re socket time"}),
+    "elastic.rendezvous.etcd_server": ({"coordination.etcd.server": "EtcdServer find_free_port stop_etcd"}, {}),
+    "elastic.rendezvous.etcd_store": ({"compat.etcd_store": "EtcdStore cas_delay", "compat.stores": "Store"}, {}),
+    "elastic.rendezvous.utils": ({"net.endpoint": "parse_rendezvous_endpoint"}, {"": "ipaddress random re socket time"}),
 }
 
 _PROCESSES: dict[str, tuple[Names, Names]] = {
     "elastic.multiprocessing.api": (
         {
-            "processes.log_specs": _LOG_NAMES,
+            "output.log_specs": _LOG_NAMES,
             "processes.context": "PContext RunProcsResult",
             "errors": "SignalException",
             "processes.functions": "MultiprocessContext",
@@ -176,8 +179,8 @@ _PROCESSES: dict[str, tuple[Names, Names]] = {
             "processes.redirects": "get_std_cm",
         },
         {
-            "processes.failures": "ProcessFailure",
-            "processes.error_files": "record",
+            "failures.process_failure": "ProcessFailure",
+            "failures.error_files": "record",
             "processes.redirects": "IS_MACOS IS_WINDOWS redirect_stderr redirect_stdout",
             "processes.subprocess_handler": "SubprocessHandler get_subprocess_handler",
             "processes.tail_log": "TailLog",
@@ -189,24 +192,28 @@ _PROCESSES: dict[str, tuple[Names, Names]] = {
             "processes.subprocesses": "SubprocessContext start_processes",
             "processes.functions": "MultiprocessContext",
             "processes.context": "PContext RunProcsResult",
-            "processes.failures": "ProcessFailure",
-            "processes.log_specs": _LOG_NAMES,
+            "failures.process_failure": "ProcessFailure",
+            "output.log_specs": _LOG_NAMES,
             "errors": "SignalException",
         },
-        {"torch_names": "get_logger"},
+        {"compat.torch_names": "get_logger"},
     ),
     "elastic.multiprocessing.errors": (
         {
-            "processes.failures": "ChildFailedError ProcessFailure",
-            "processes.error_files": "ErrorHandler get_error_handler record",
+            "failures.process_failure": "ChildFailedError ProcessFailure",
+            "failures.error_files": "ErrorHandler get_error_handler record",
         },
-        {"processes.failures": "_NOT_AVAILABLE=NOT_AVAILABLE", "torch_names": "get_logger", "": "json os signal socket time"},
+        {
+            "failures.process_failure": "_NOT_AVAILABLE=NOT_AVAILABLE",
+            "compat.torch_names": "get_logger",
+            "": "json os signal socket time",
+        },
     ),
     "elastic.multiprocessing.errors.error_handler": (
-        {"processes.error_files": "ErrorHandler"},
+        {"failures.error_files": "ErrorHandler"},
         {"": "faulthandler json os time traceback warnings"},
     ),
-    "elastic.multiprocessing.errors.handlers": ({"processes.error_files": "get_error_handler"}, {}),
+    "elastic.multiprocessing.errors.handlers": ({"failures.error_files": "get_error_handler"}, {}),
     "elastic.multiprocessing.redirects": (
         {"processes.redirects": "IS_MACOS IS_WINDOWS get_libc redirect"},
         {"processes.redirects": "redirect_stderr redirect_stdout", "": "ctypes os sys"},
@@ -250,20 +257,20 @@ _TELLING: dict[str, tuple[Names, Names]] = {
         {"timers.local_timer": "LocalTimerClient LocalTimerServer MultiprocessingRequestQueue"},
         {"timers.interface": "RequestQueue TimerClient TimerRequest TimerServer", "": "os signal time"},
     ),
-    "elastic.timer.debug_info_logging": ({"timers.expired_timers": "log_debug_info_for_expired_timers"}, {}),
+    "elastic.timer.debug_info_logging": ({"timers.interface": "log_debug_info_for_expired_timers"}, {}),
 }
 
 _UTILITIES: dict[str, tuple[Names, Names]] = {
-    "elastic.utils.api": ({"torch_names": "get_env_variable_or_raise get_socket_with_port macros"}, {"": "os socket"}),
-    "elastic.utils": ({"torch_names": "get_env_variable_or_raise get_socket_with_port macros"}, {}),
+    "elastic.utils.api": ({"compat.torch_names": "get_env_variable_or_raise get_socket_with_port macros"}, {"": "os socket"}),
+    "elastic.utils": ({"compat.torch_names": "get_env_variable_or_raise get_socket_with_port macros"}, {}),
     "elastic.utils.store": ({"store.barriers": "barrier get_all store_timeout synchronize"}, {}),
     "elastic.utils.distributed": (
-        {"rendezvous.torch_stores": "create_c10d_store", "torch_names": "get_free_port get_socket_with_port"},
+        {"rendezvous.torch_stores": "create_c10d_store", "compat.torch_names": "get_free_port get_socket_with_port"},
         {"": "datetime os socket"},
     ),
-    "elastic.utils.logging": ({"torch_names": "get_log_level get_logger"}, {"": "inspect logging os warnings"}),
-    "elastic.utils.log_level": ({"torch_names": "get_log_level"}, {}),
-    "elastic.utils.process_state": ({"processes.process_state": "is_uninterruptible_state read_proc_state"}, {}),
+    "elastic.utils.logging": ({"compat.torch_names": "get_log_level get_logger"}, {"": "inspect logging os warnings"}),
+    "elastic.utils.log_level": ({"compat.torch_names": "get_log_level"}, {}),
+    "elastic.utils.process_state": ({"processes.activity": "is_uninterruptible_state read_proc_state"}, {}),
     "elastic.utils.data": ({"data": "CyclingIterator ElasticDistributedSampler"}, {}),
     "elastic.utils.data.cycling_iterator": ({"data": "CyclingIterator"}, {}),
     "elastic.utils.data.elastic_distributed_sampler": ({"data": "ElasticDistributedSampler"}, {"": "math"}),

@@ -16,10 +16,10 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector, CollectorRegistry
 
 from rallypoint import __version__
-from rallypoint.core import health
-from rallypoint.core.phases import DONE, LOST, PHASES, totals
+from rallypoint.health import rules as health
 from rallypoint.health.metric_values import MOST_CHARACTERS, PrometheusMetricHandler
-from rallypoint.status import AgentStatus, StatusBoard
+from rallypoint.health.status import AgentStatus, StatusBoard
+from rallypoint.story.phases import DONE, LOST, PHASES, totals
 
 __all__ = ["Exposition"]
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import threading
 
+from rallypoint.base.records import Value
 from rallypoint.metrics import MetricData, MetricHandler, _pass_to
-from rallypoint.records import Value
 
 __all__ = ["LatestValue", "PrometheusMetricHandler"]
 

@@ -7,9 +7,9 @@ import os
 import socket
 from collections.abc import Iterator
 
-from rallypoint import defaults
+from rallypoint.base import defaults
 from rallypoint.errors import UsageError
-from rallypoint.store.listening import hold_port
+from rallypoint.net.listening import hold_port
 
 __all__ = ["open_listeners_or_explain", "resolve_health_port"]
 

@@ -12,13 +12,13 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from rallypoint.core import health
-from rallypoint.core.http_request import Request, Response, is_named_so
-from rallypoint.core.phases import totals
+from rallypoint.base.json_text import to_json
+from rallypoint.health import rules as health
 from rallypoint.health.port import open_listeners_or_explain
-from rallypoint.json_text import to_json
-from rallypoint.serving.http_serving import HttpServer
-from rallypoint.status import AgentStatus, StatusBoard
+from rallypoint.health.status import AgentStatus, StatusBoard
+from rallypoint.net.http import Request, Response, is_named_so
+from rallypoint.net.http_server import HttpServer
+from rallypoint.story.phases import totals
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -1,17 +1,33 @@
-"""What the kernel shows of a worker's processes: their states, their processor time, what they read and wrote."""
+"""What the kernel shows of a worker's processes: their states, their processor time, what they read and wrote.
+
+The kernel's letter for what a process does; D is the one that no signal ends.
+"""
 
 from __future__ import annotations
 
 import os
 
-from rallypoint.core.stillness import Sample
-from rallypoint.records import Value
+from rallypoint.base.records import Value
+from rallypoint.processes.inactivity import Sample
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-__all__ = ["Family", "ProcessSight", "families_of", "look_at", "read_file", "threads_of"]
+__all__ = [
+    "Family",
+    "ProcessSight",
+    "families_of",
+    "is_uninterruptible_state",
+    "look_at",
+    "read_file",
+    "read_proc_state",
+    "threads_of",
+]
+
+
+# --- activity --------------------------------------------------------------------------------------------------------------
+
 
 TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
 MAX_MEMBERS = 4096
@@ -130,3 +146,20 @@ def _io_bytes(pid: int) -> int | None:
         return None
     numbers = dict(line.split(b": ") for line in text.splitlines() if b": " in line)
     return sum(int(numbers.get(name, b"0")) for name in (b"rchar", b"wchar", b"read_bytes", b"write_bytes"))
+
+
+# --- process state ---------------------------------------------------------------------------------------------------------
+
+
+_UNINTERRUPTIBLE = "D"
+
+
+def read_proc_state(pid: int) -> str | None:
+    """The letter, as in ``ps``; None where there is no such process."""
+    sight = look_at(pid)
+    return None if sight is None else sight.state
+
+
+def is_uninterruptible_state(state: str | None) -> bool:
+    """Whether the letter, of which `ps` may show more, is that of a process that waits in the kernel for a device."""
+    return state is not None and state.startswith(_UNINTERRUPTIBLE)

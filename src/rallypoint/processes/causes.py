@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import signal
 
-from rallypoint.processes.log_specs import LogsDest
-from rallypoint.processes.memory_kills import MemoryKills
-from rallypoint.processes.outlets import Outlets
+from rallypoint.failures.memory_kills import MemoryKills
+from rallypoint.output.log_specs import LogsDest
+from rallypoint.output.outlets import Outlets
 from rallypoint.processes.warden_client import Exited
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from rallypoint.processes.failures import ProcessFailure
+    from rallypoint.failures.process_failure import ProcessFailure
 
 __all__ = ["Causes"]
 
@@ -31,7 +31,7 @@ class Causes:
 
     def describe(self, ended: Exited, logs: LogsDest, outlets: Outlets, tail: str) -> ProcessFailure:
         """All that can be known of a worker that failed; `tail` is the last that it wrote to stderr, unless that is in a file."""
-        from rallypoint.processes.failures import ProcessFailure
+        from rallypoint.failures.process_failure import ProcessFailure
 
         rank = ended.local_rank
         error_file, log_file = logs.error_files[rank], logs.stderrs.get(rank, "")

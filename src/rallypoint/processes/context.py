@@ -12,17 +12,17 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 
-from rallypoint import defaults, outbox
+from rallypoint.base import defaults, outbox
+from rallypoint.base.records import Record, field
+from rallypoint.base.signals import inbox
 from rallypoint.errors import RankError, SignalException
-from rallypoint.processes.log_specs import LogsDest, LogsSpecs
-from rallypoint.processes.signals import inbox
-from rallypoint.records import Record, field
+from rallypoint.output.log_specs import LogsDest, LogsSpecs
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from rallypoint.processes.failures import ProcessFailure
+    from rallypoint.failures.process_failure import ProcessFailure
 
 __all__ = ["PContext", "RunProcsResult", "wait_readable"]
 

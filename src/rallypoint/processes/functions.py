@@ -16,14 +16,14 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from rallypoint import defaults
+from rallypoint.base import defaults
+from rallypoint.base.outbox import Deputy
 from rallypoint.errors import UsageError
-from rallypoint.outbox import Deputy
+from rallypoint.output.log_specs import LogsSpecs
 from rallypoint.processes import function_worker
-from rallypoint.processes.log_specs import LogsSpecs
-from rallypoint.processes.parcels import Parcel, pack
-from rallypoint.processes.warded import WardedContext
+from rallypoint.processes.function_worker import Parcel, pack
 from rallypoint.processes.warden_client import Launch, WardenClient
+from rallypoint.processes.warden_context import WardedContext
 
 __all__ = ["MultiprocessContext"]
 

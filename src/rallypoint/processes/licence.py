@@ -24,7 +24,7 @@ TYPE_CHECKING = False  # the warden imports this, and is to start without the co
 if TYPE_CHECKING:
     from typing import Any
 
-    from rallypoint.store.handshake import Testimony
+    from rallypoint.coordination.embedded.handshake import Testimony
 
 __all__ = ["FOREVER", "Licence", "read_testimony", "read_until"]
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from rallypoint import defaults
+from rallypoint.base import defaults
+from rallypoint.output.log_specs import LogsSpecs
 from rallypoint.processes.context import PContext
-from rallypoint.processes.log_specs import LogsSpecs
-from rallypoint.processes.warded import WardedContext
 from rallypoint.processes.warden_client import Launch
+from rallypoint.processes.warden_context import WardedContext
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

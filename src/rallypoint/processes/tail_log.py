@@ -11,7 +11,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
 
-from rallypoint import outbox, report
+from rallypoint.base import outbox, report
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -17,11 +17,12 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from rallypoint import file_limit, report
+from rallypoint.base import limits as file_limit
+from rallypoint.base import report
+from rallypoint.base.records import Value
 from rallypoint.errors import worker_start_error
 from rallypoint.processes.frames import MAX_FDS, FrameReader, send_frame
 from rallypoint.processes.warden_start import start_warden
-from rallypoint.records import Value
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -125,7 +126,7 @@ class WardenClient:
         try:
             return cls(*start_warden())
         except OSError as error:
-            from rallypoint import host_limits
+            from rallypoint.base import limits as host_limits
 
             why = host_limits.explain(error.errno) or str(error)
             raise worker_start_error(error.errno or 0, f"the process that starts workers could not be started: {why}") from error

@@ -11,14 +11,14 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 
-from rallypoint.core import agent as machine
-from rallypoint.core.ranks import WorkerRanks
-from rallypoint.records import Value
+from rallypoint.base.records import Value
+from rallypoint.protocol import agent_machine as machine
+from rallypoint.protocol.ranks import WorkerRanks
 from rallypoint.rendezvous.handler import RendezvousInfo, WakingHandler
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from rallypoint.core.failure_reports import WorkerFailure
+    from rallypoint.protocol.failure_reports import WorkerFailure
 
 __all__ = ["CoordinatedHandler", "Introduction"]
 

@@ -17,16 +17,10 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from rallypoint import report
-from rallypoint.core import fence, news
-from rallypoint.core.coordination import Outcome, Read, Request, Snapshot, Transaction
-from rallypoint.core.participant import Former, Participant
-from rallypoint.errors import RendezvousError
-from rallypoint.processes.context import wait_readable
-from rallypoint.processes.licence import Licence
-from rallypoint.records import Value
-from rallypoint.store.bell import Bell
-from rallypoint.store.coordination import (
+from rallypoint.base import report
+from rallypoint.base.records import Value
+from rallypoint.coordination import fence
+from rallypoint.coordination.engine import (
     CompactedError,
     Coordination,
     CoordinationError,
@@ -35,6 +29,13 @@ from rallypoint.store.coordination import (
     StoreGoneError,
     UnreachableError,
 )
+from rallypoint.coordination.model import Outcome, Read, Request, Snapshot, Transaction
+from rallypoint.errors import RendezvousError
+from rallypoint.net.wake_fd import Bell
+from rallypoint.processes.context import wait_readable
+from rallypoint.processes.licence import Licence
+from rallypoint.protocol import participant as news
+from rallypoint.protocol.participant import Former, Participant
 
 __all__ = ["Driver", "Fenced", "Lost", "Patience", "Word"]
 

@@ -9,26 +9,25 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 
-from rallypoint import defaults, report
-from rallypoint.core import agent as machine
-from rallypoint.core import job_records as job
-from rallypoint.core import news
-from rallypoint.core.failure_reports import NodeReport, WorkerFailure
-from rallypoint.core.participant import Participant
-from rallypoint.core.ranks import WorkerRanks
+from rallypoint.base import defaults, report
+from rallypoint.coordination.engine import Coordination
 from rallypoint.errors import RendezvousConnectionError, RendezvousError, is_hosts_fault
 from rallypoint.processes.context import wait_readable
 from rallypoint.processes.licence import Licence
-from rallypoint.rendezvous import endings
+from rallypoint.protocol import agent_machine as machine
+from rallypoint.protocol import job_records as job
+from rallypoint.protocol import participant as news
+from rallypoint.protocol.failure_reports import NodeReport, WorkerFailure
+from rallypoint.protocol.participant import Participant
+from rallypoint.protocol.ranks import WorkerRanks
+from rallypoint.rendezvous import exit_reasons as endings
 from rallypoint.rendezvous.coordinated import CoordinatedHandler, Introduction
 from rallypoint.rendezvous.driver import Driver, Fenced, Lost, Patience, Word
 from rallypoint.rendezvous.handler import RendezvousInfo, RendezvousParameters, RendezvousStoreInfo
-from rallypoint.rendezvous.joining import Identity, Terms, make_joining
+from rallypoint.rendezvous.joining import Identity, Terms, find_rank_hint, make_joining, stable_name
 from rallypoint.rendezvous.place import Place
-from rallypoint.rendezvous.rank_hint import find_rank_hint, stable_name
 from rallypoint.rendezvous.settings import Settings, describe
 from rallypoint.rendezvous.worker_store import WorkerStore
-from rallypoint.store.coordination import Coordination
 
 __all__ = ["DynamicRendezvous"]
 

@@ -12,15 +12,14 @@ import math
 import threading
 import time
 
-from rallypoint import report
-from rallypoint.core import job_records as job
-from rallypoint.rendezvous.etcd_binary import EtcdServerError, etcd_version, find_etcd
-from rallypoint.rendezvous.etcd_member import Claim, Member, Plan, PortTaken, UnreachableName, claim_endpoint
-from rallypoint.rendezvous.etcd_membership import Membership
-from rallypoint.store.bell import Bell
-from rallypoint.store.coordination import CoordinationError, RefusedError, UnreachableError
-from rallypoint.store.etcd_access import EtcdAccess
-from rallypoint.store.etcd_socket import Interrupted, is_rung
+from rallypoint.base import report
+from rallypoint.coordination.engine import CoordinationError, RefusedError, UnreachableError
+from rallypoint.coordination.etcd.access import EtcdAccess
+from rallypoint.coordination.etcd.http import Interrupted, is_rung
+from rallypoint.coordination.etcd.member import Claim, Member, Membership, Plan, PortTaken, UnreachableName, claim_endpoint
+from rallypoint.coordination.etcd.process import EtcdServerError, etcd_version, find_etcd
+from rallypoint.net.wake_fd import Bell
+from rallypoint.protocol import job_records as job
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

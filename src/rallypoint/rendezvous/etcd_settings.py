@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from rallypoint import defaults
+from rallypoint.base import defaults
+from rallypoint.base.records import Value
+from rallypoint.coordination.etcd.access import EtcdAccess
 from rallypoint.errors import UsageError
-from rallypoint.records import Value
-from rallypoint.rendezvous.endpoint import parse_rendezvous_endpoint
-from rallypoint.rendezvous.setting_values import CONVERTERS, shown
-from rallypoint.store.etcd_access import EtcdAccess
+from rallypoint.net.endpoint import parse_rendezvous_endpoint
+from rallypoint.rendezvous.settings import CONVERTERS, shown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from rallypoint.rendezvous.setting_values import Kind
+    from rallypoint.rendezvous.settings import Kind
 
 __all__ = ["ETCD_SETTINGS", "EtcdSettings", "markdown", "parse_endpoints", "read_etcd_settings"]
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
+from rallypoint.base.records import Record
 from rallypoint.errors import (
     RendezvousClosedError,
     RendezvousConnectionError,
@@ -19,8 +20,7 @@ from rallypoint.errors import (
     RendezvousTimeoutError,
     UsageError,
 )
-from rallypoint.records import Record
-from rallypoint.rendezvous.endpoint import get_free_port, get_local_address
+from rallypoint.net.endpoint import get_free_port, get_local_address
 from rallypoint.store.interface import StoreLike
 
 TYPE_CHECKING = False

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import os
 
-from rallypoint import defaults
+from rallypoint.base import defaults
 from rallypoint.errors import RendezvousClosedError
-from rallypoint.rendezvous.endpoint import parse_rendezvous_endpoint
+from rallypoint.net.endpoint import parse_rendezvous_endpoint
 from rallypoint.rendezvous.handler import (
     RendezvousHandler,
     RendezvousInfo,

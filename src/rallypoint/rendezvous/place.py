@@ -11,10 +11,10 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
-from rallypoint import report
-from rallypoint.core import job_records as job
-from rallypoint.store.coordination import Coordination, StoreGoneError, UnreachableError
-from rallypoint.store.shared_store import SharedStore
+from rallypoint.base import report
+from rallypoint.coordination.engine import Coordination, StoreGoneError, UnreachableError
+from rallypoint.coordination.shared_store import SharedStore
+from rallypoint.protocol import job_records as job
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ has registered goes before both.
 
 from __future__ import annotations
 
-from rallypoint import defaults
+from rallypoint.base import defaults
 from rallypoint.errors import UsageError
 from rallypoint.rendezvous.handler import (
     RendezvousHandler,

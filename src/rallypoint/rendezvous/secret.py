@@ -9,7 +9,7 @@ import os
 import stat
 from collections.abc import Mapping
 
-from rallypoint import defaults, report
+from rallypoint.base import defaults, report
 from rallypoint.errors import UsageError
 from rallypoint.rendezvous.settings import Settings
 

@@ -3,25 +3,367 @@
 A setting is given in ``--rdzv-conf`` (``rdzv_configs`` in a program), else in the environment as ``RALLYPOINT_`` and its name in
 capitals, else in a file of lines ``key = value`` that ``conf_file`` or ``RALLYPOINT_CONF`` names, else it has its default. A few
 have a flag of their own, which fills ``--rdzv-conf``.
+
+Every setting of the elastic rendezvous, once: its name, what it may be, its default, and what it means.
+
+The table is read by the parser (`settings`), by the line that is printed at the start of a job, and by the documentation.
+
+What the value of a setting may be, by its kind: from text, or what a program gives, to a checked value, and back to words.
+
+Whether a node was told the same as the job that it wants to join, and the sentence for one that was not.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from os import PathLike
 
-from rallypoint import defaults
+from rallypoint.base import defaults
+from rallypoint.base.records import Value
+from rallypoint.base.sizes import parse_size
 from rallypoint.errors import UsageError
-from rallypoint.records import Value
-from rallypoint.rendezvous.agreement import STARTED_BY, mismatch
-from rallypoint.rendezvous.setting_table import BY_KEY, SETTINGS, Setting
-from rallypoint.rendezvous.setting_values import CONVERTERS, shown
+from rallypoint.rendezvous.handler import FALSE_WORDS, TRUE_WORDS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    from typing import Any, Literal
 
-__all__ = ["Settings", "agreed", "check_node_unit", "describe", "mismatch", "parse_setting", "read_settings"]
+    Kind = Literal[
+        "seconds",
+        "seconds_or_0",
+        "count",
+        "rank",
+        "truth",
+        "path",
+        "codes",
+        "limit",
+        "store",
+        "number",
+        "worker_store",
+        "ports",
+        "size",
+        "protocol",
+        "text",
+    ]
+
+__all__ = [
+    "BY_KEY",
+    "CONVERTERS",
+    "SETTINGS",
+    "Setting",
+    "Settings",
+    "agreed",
+    "check_node_unit",
+    "describe",
+    "markdown",
+    "mismatch",
+    "parse_setting",
+    "read_settings",
+    "shown",
+]
+
+
+# --- setting values --------------------------------------------------------------------------------------------------------
+
+
+_MOST_S = 24 * 24 * 3600  # poll(2) counts milliseconds in 31 bits
+_MOST_COUNT = 1_000_000
+_MOST_CODES = 256
+_MOST_PATH = 4096
+_MOST_PORT = 65_535
+_MOST_BYTES = 1 << 50
+_NOTHING = ("", "none", "-1")
+
+
+def shown(kind: Kind, value: Any) -> str:
+    """A value in words, as it could be given."""
+    if value is None or value == ():
+        return ""
+    match kind:
+        case "seconds" | "seconds_or_0":
+            return f"{value:g} s"
+        case "codes":
+            return "+".join(map(str, value))
+        case "ports":
+            return "any that is free" if value == (0, 0) else "-".join(map(str, dict.fromkeys(value)))
+        case "truth":
+            return "true" if value else "false"
+        case _:
+            return str(value)
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, bool):
+        raise TypeError
+    return float(value)
+
+
+def _seconds(value: Any) -> float:
+    seconds = _number(value)
+    if not 0 < seconds <= _MOST_S:  # what is no number at all (nan) compares with nothing
+        raise ValueError
+    return seconds
+
+
+def _seconds_or_0(value: Any) -> float:
+    return 0.0 if _number(value) == 0 else _seconds(value)
+
+
+def _whole(value: Any, least: int, most: int) -> int:
+    if not isinstance(value, (str, int)) or isinstance(value, bool):
+        raise TypeError
+    number = int(value)
+    if not least <= number <= most:
+        raise ValueError
+    return number
+
+
+def _count(value: Any) -> int:
+    return _whole(value, 1, _MOST_COUNT)
+
+
+def _whole_or_none(value: Any) -> int | None:
+    """A number from 0; nothing, and -1 as torchrun writes it, is None."""
+    return None if str(value).strip().lower() in _NOTHING else _whole(value, 0, _MOST_COUNT)
+
+
+def _truth(value: Any) -> bool:
+    word = str(value).strip().lower() if isinstance(value, (str, int)) else ""
+    if word not in TRUE_WORDS + FALSE_WORDS:
+        raise ValueError
+    return word in TRUE_WORDS
+
+
+def _path(value: Any) -> str:
+    path = str(value) if isinstance(value, (str, PathLike)) else ""
+    if not 0 < len(path) <= _MOST_PATH or any(character in path for character in "\n\r\0"):
+        raise ValueError
+    return path
+
+
+def _codes(value: Any) -> tuple[int, ...]:
+    """Separated by +, because ``--rdzv-conf`` is split at commas; elsewhere a comma will do. Sorted: order says nothing."""
+    pieces: Iterable[Any] = filter(str.strip, value.replace(",", "+").split("+")) if isinstance(value, str) else value
+    codes = {_whole(piece, -64, 255) for piece in pieces}
+    if 0 in codes or len(codes) > _MOST_CODES:
+        raise ValueError
+    return tuple(sorted(codes))
+
+
+def _store(value: Any) -> str:
+    if value != "tcp":
+        raise ValueError
+    return "tcp"
+
+
+def _worker_store(value: Any) -> str:
+    if value not in (defaults.WORKER_STORE, defaults.WORKER_STORE_RANK0):
+        raise ValueError
+    return str(value)
+
+
+def _ports(value: Any) -> tuple[int, int]:
+    """One port, or the first and the last of several."""
+    pieces = value if isinstance(value, tuple) else str(value).split("-")
+    first, last = _whole(pieces[0], 0, _MOST_PORT), _whole(pieces[-1], 0, _MOST_PORT)
+    if len(pieces) > 2 or last < first or (first == 0 and last > 0):
+        raise ValueError
+    return first, last
+
+
+def _size(value: Any) -> int:
+    return _whole(parse_size(value) if isinstance(value, str) else value, 1, _MOST_BYTES)
+
+
+def _protocol(value: Any) -> str:
+    if value not in ("http", "https"):
+        raise ValueError
+    return str(value)
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str) or not value or not value.isprintable():
+        raise ValueError
+    return value
+
+
+_A_TIME = f"a number of seconds of at most {_MOST_S} (24 days)"
+CONVERTERS: dict[Kind, tuple[Callable[[Any], Any], str]] = {
+    "seconds": (_seconds, f"{_A_TIME}, more than 0"),
+    "seconds_or_0": (_seconds_or_0, f"{_A_TIME}, 0 or more"),
+    "count": (_count, f"a whole number from 1 to {_MOST_COUNT}"),
+    "rank": (_whole_or_none, "a rank, from 0, or none"),
+    "limit": (_whole_or_none, "a whole number of 0 or more, or none"),
+    "truth": (_truth, "true or false"),
+    "path": (_path, "the path of a file"),
+    "codes": (_codes, "exit codes as in 2+64, 1 to 255 each, or -n for signal n"),
+    "store": (
+        _store,
+        "tcp (file, a shared folder, can hold no lease and tell no change, so that a dead node would never be noticed: use c10d,"
+        " which is over TCP, or etcd)",
+    ),
+    "number": (_number, "a number"),
+    "worker_store": (_worker_store, f"{defaults.WORKER_STORE} or {defaults.WORKER_STORE_RANK0}"),
+    "ports": (_ports, f"a port from 0 to {_MOST_PORT}, or the first and the last of several, as in 29600-29700"),
+    "protocol": (_protocol, "http or https"),
+    "text": (_text, "a text"),
+    "size": (_size, "a number of bytes, as in 500M or 2G"),
+}
+"""For each kind, what makes a value of it (a ValueError or TypeError for what cannot be one), and in words what it must be."""
+
+
+# --- setting table ---------------------------------------------------------------------------------------------------------
+
+
+class Setting(Value):
+    """One setting. `flag` is the flag of ``rallyrun`` that gives it too; what is not `used` is accepted for torchrun's sake."""
+
+    key: str
+    kind: Kind
+    default: Any
+    help: str
+    flag: str = ""
+    used: bool = True
+
+    @property
+    def field(self) -> str:
+        """Its name in `Settings`."""
+        return f"{self.key}_s" if self.kind in ("seconds", "seconds_or_0") else self.key
+
+    @property
+    def variable(self) -> str:
+        return f"{defaults.ENV_SETTING_PREFIX}{self.key.upper()}"
+
+
+# A table is read by its rows.
+# fmt: off
+SETTINGS: tuple[Setting, ...] = (
+    Setting("join_timeout", "seconds", defaults.JOIN_TIMEOUT_S,
+            "How long a node waits to be let in before it gives up."),
+    Setting("last_call_timeout", "seconds_or_0", defaults.LAST_CALL_TIMEOUT_S,
+            "How long the first generation waits for more nodes once the least number is here; counted from the latest arrival."),
+    Setting("close_timeout", "seconds_or_0", defaults.CLOSE_TIMEOUT_S,
+            "How long the store's host stays at the end until the others have seen it."),
+    Setting("keep_alive_interval", "seconds", defaults.KEEP_ALIVE_INTERVAL_S,
+            "How often a node says that it lives."),
+    Setting("keep_alive_max_attempt", "count", defaults.KEEP_ALIVE_MAX_ATTEMPT,
+            "After how many such intervals of silence a node counts as dead. Their product is the lease: at least 1 s."),
+    Setting("store_timeout", "seconds", defaults.STORE_SILENCE_S,
+            "How long a node that has lost the store tries to reach it again before it ends."),
+    Setting("scale_up_window", "seconds_or_0", defaults.SCALE_UP_WINDOW_S,
+            "How long nodes that join a running job are gathered before it is re-formed; not at all once the most are here."),
+    Setting("node_unit", "count", defaults.NODE_UNIT,
+            "The number of nodes is always a multiple of this; the others wait as spares.", flag="--node-unit"),
+    Setting("node_rank", "rank", None,
+            "The rank that this node is to have, for itself alone; -1 or none leaves it to the job.", flag="--node-rank"),
+    Setting("is_host", "truth", None,
+            "Whether this node is the store's host: true or false. Not given: it is if the endpoint is one of its addresses."),
+    Setting("secret_file", "path", None,
+            "A file with the job's secret, at least 16 bytes, the same on all nodes.", flag="--secret-file"),
+    Setting("restart_backoff", "seconds_or_0", defaults.RESTART_BACKOFF_S,
+            "The pause before the second restart; it doubles with each one after that. The first comes at once.",
+            flag="--restart-backoff"),
+    Setting("restart_backoff_max", "seconds_or_0", defaults.RESTART_BACKOFF_MAX_S,
+            "The longest such pause."),
+    Setting("restart_window", "seconds_or_0", defaults.RESTART_WINDOW_S,
+            "Only restarts within this time count against --max-restarts; 0: all of the job's.", flag="--restart-window"),
+    Setting("no_retry_exit_codes", "codes", (),
+            "Exit codes of workers after which the job ends without a restart, as in 2+64; -n for signal n.",
+            flag="--no-retry-exit-codes"),
+    Setting("max_membership_changes", "limit", None,
+            "How often nodes may come and go before the job ends; none: as often as they like."),
+    Setting("worker_store", "worker_store", None,
+            "Who serves the workers' store at the master address: agent, that of group rank 0, or rank0, its first worker. Not"
+            f" given: agent, unless {defaults.ENV_DISABLE_SHARED_STORE} is 1.", flag="--worker-store"),
+    Setting("worker_store_port", "ports", defaults.WORKER_STORE_PORTS,
+            "The port of the workers' store, or the first and the last of those that it may have, as in 29600-29700; 0: any that"
+            " is free.", flag="--worker-store-port"),
+    Setting("worker_store_memory", "size", defaults.WORKER_STORE_BYTES,
+            "How much the workers' store may hold, as in 500M or 2G.", flag="--worker-store-memory"),
+    Setting("store_type", "store", "tcp",
+            "How the store is reached: tcp. A shared folder (file) is refused: it can hold no lease, so that a dead node would"
+            " not be noticed."),
+    Setting("heartbeat_timeout", "number", 5.0, "Accepted for torchrun; has no effect here.", used=False),
+    Setting("read_timeout", "number", 60.0, "Accepted for torchrun; has no effect here, see store_timeout.", used=False),
+    Setting("timeout", "number", float(defaults.RDZV_TIMEOUT_S),
+            "Accepted for torchrun (rdzv_timeout); has no effect here, see join_timeout.", used=False),
+)
+# fmt: on
+
+BY_KEY: dict[str, Setting] = {setting.key: setting for setting in SETTINGS}
+
+
+def markdown() -> str:
+    """The settings as a table for the documentation."""
+    rows = [f"| {' | '.join(_cells(setting))} |" for setting in SETTINGS]
+    return "\n".join(["| setting | default | variable, flag | meaning |", "|---|---|---|---|", *rows])
+
+
+def _cells(setting: Setting) -> list[str]:
+    default = shown(setting.kind, setting.default) if setting.used else ""
+    names = [f"`{name}`" for name in (setting.variable, setting.flag) if name]
+    return [f"`{setting.key}`", default or "-", ", ".join(names), setting.help]
+
+
+# --- agreement -------------------------------------------------------------------------------------------------------------
+
+
+STARTED_BY = "started_by"
+_NOT_COMPARED = (STARTED_BY, "role", "min_nodes", "max_nodes")
+_MOST_SHOWN = 120  # characters of one value: it was written by somebody else
+_MOST_NAMED = 8
+
+
+def mismatch(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str | None:
+    """A sentence that names each setting in which we differ from the job, with both values; None where we agree.
+
+    The entry point counts only among nodes of one role: each role may run a program of its own.
+    """
+    differences = list(_differences(ours, theirs))
+    if not differences:
+        return None
+    more = len(differences) - _MOST_NAMED
+    named = ", ".join(differences[:_MOST_NAMED]) + (f", and {more} more" if more > 0 else "")
+    starter = _show(theirs.get(STARTED_BY) or "")
+    whose = f", which node {starter} started" if starter else ""
+    return f"{named}{whose}: all nodes of a job need the same settings"
+
+
+def _differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> Iterator[str]:
+    if _nnodes(ours) != _nnodes(theirs):
+        yield f"nnodes is {_nnodes(ours)} here and {_nnodes(theirs)} for the job"
+    same_role = ours.get("role") == theirs.get("role")
+    for key in {**ours, **theirs}:
+        if key in _NOT_COMPARED or (key == "entry_point" and not same_role):
+            continue
+        here, there = _show(ours.get(key)), _show(theirs.get(key))
+        if here != there or (key in ours) != (key in theirs):
+            yield f"{_show(key).removesuffix('_s')} is {here} here and {there} for the job"
+
+
+def _nnodes(agreement: Mapping[str, Any]) -> str:
+    return f"{_show(agreement.get('min_nodes'))}:{_show(agreement.get('max_nodes'))}"
+
+
+def _show(value: object) -> str:
+    match value:
+        case None:
+            return "none"
+        case bool() | int():
+            text = str(value)
+        case float():
+            text = f"{value:g}"
+        case list() | tuple():
+            text = "+".join(map(str, value)) or "none"
+        case _:
+            text = str(value)
+    text = "".join(character if character.isprintable() else "?" for character in text)
+    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}…"
+
+
+# --- settings --------------------------------------------------------------------------------------------------------------
+
 
 DEFAULT = "the default"
 CONF_FILE = "conf_file"

@@ -8,10 +8,10 @@ from __future__ import annotations
 import os
 from datetime import timedelta
 
-from rallypoint import defaults, report
-from rallypoint.rendezvous.endpoint import get_free_port
+from rallypoint.base import defaults, report
+from rallypoint.base.torch_presence import imported_torch
+from rallypoint.net.endpoint import get_free_port
 from rallypoint.store.interface import StoreError, StoreNetworkError
-from rallypoint.torch_presence import imported_torch
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

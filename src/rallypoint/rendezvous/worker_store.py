@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from rallypoint import defaults
+from rallypoint.base import defaults
+from rallypoint.base.records import Value
 from rallypoint.errors import RendezvousError
-from rallypoint.records import Value
-from rallypoint.store.listening import address_of, hold_port
+from rallypoint.net.listening import address_of, hold_port
 from rallypoint.store.tcp_server import TcpStoreServer
 
 TYPE_CHECKING = False

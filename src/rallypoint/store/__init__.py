@@ -1,4 +1,4 @@
-"""Small shared memories in which agents and workers find each other."""
+"""The store in which workers find each other, with torch's operations and wire format."""
 
 from __future__ import annotations
 

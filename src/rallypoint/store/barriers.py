@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from rallypoint import defaults
+from rallypoint.base import defaults
 from rallypoint.store.interface import StoreLike, check_in, get_timeout_s, set_timeout_s
 
 __all__ = ["barrier", "get_all", "store_timeout", "synchronize"]

@@ -9,8 +9,8 @@ import threading
 import time
 from collections.abc import Container, Sequence
 
-from rallypoint.core.values import NotANumber, Values
 from rallypoint.store.interface import QueueEmptyError, Store, StoreError, StoreTimeoutError, as_bytes, as_keys, as_seconds
+from rallypoint.store.values import NotANumber, Values
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 
-from rallypoint import defaults
+from rallypoint.base import defaults
 from rallypoint.errors import RallypointError
 
 TYPE_CHECKING = False

@@ -15,9 +15,9 @@ import threading
 import time
 from contextlib import suppress
 
+from rallypoint.net.listening import resolve, tune
 from rallypoint.store import tcp_protocol as wire
 from rallypoint.store.interface import StoreNetworkError
-from rallypoint.store.listening import resolve, tune
 from rallypoint.store.tcp_protocol import I64, U32, U64, ProtocolError, request
 
 TYPE_CHECKING = False
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any, TypeVar
 
-    from rallypoint.store.listening import Address
+    from rallypoint.net.listening import Address
 
     T = TypeVar("T")
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from struct import Struct
 
-from rallypoint.records import Value
+from rallypoint.base.records import Value
 
 __all__ = [
     "ADD", "APPEND", "BARRIER", "CANCEL_WAIT", "CHECK", "COMPARE_SET", "DELETE_KEY", "GET", "GETNUMKEYS", "GREETING", "I64",

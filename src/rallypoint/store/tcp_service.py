@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from rallypoint.core.values import StoreFull, Values
-from rallypoint.core.waiters import Waiters
 from rallypoint.store import tcp_protocol as wire
+from rallypoint.store.values import StoreFull, Values, Waiters
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -7,14 +7,14 @@ import select
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-from rallypoint.core.coordination import Event, Get, Outcome, Put, Snapshot, Transaction
-from rallypoint.store.coordination import Coordination
+from rallypoint.coordination.engine import Coordination
+from rallypoint.coordination.model import Event, Get, Outcome, Put, Snapshot, Transaction
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from rallypoint.core.coordination import Item, Operation
+    from rallypoint.coordination.model import Item, Operation
 
     Connect = Callable[[], Coordination]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import time
 
-from rallypoint.core.coordination import EndLease, Event, Put
-from rallypoint.store.coordination import Coordination, LeaseLostError
+from rallypoint.coordination.engine import Coordination, LeaseLostError
+from rallypoint.coordination.model import EndLease, Event, Put
 from rallypoint.testing.driving import TIMEOUT_S, do, events_until, get, keys, put, raises, read, same, soon, wait
 
 TYPE_CHECKING = False

@@ -19,16 +19,16 @@ import threading
 import time
 from contextlib import contextmanager, suppress
 
-from rallypoint.core.coordination import Event, Outcome, Put, Snapshot, Transaction
-from rallypoint.core.fence import Connection
-from rallypoint.core.keyspace import Compacted, Keyspace, UnknownLease
-from rallypoint.store.coordination import CompactedError, Coordination, LeaseLostError, UnreachableError
+from rallypoint.coordination.engine import CompactedError, Coordination, LeaseLostError, UnreachableError
+from rallypoint.coordination.fence import Connection
+from rallypoint.coordination.keyspace import Compacted, Keyspace, UnknownLease
+from rallypoint.coordination.model import Event, Outcome, Put, Snapshot, Transaction
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from rallypoint.core.coordination import Operation
+    from rallypoint.coordination.model import Operation
 
 __all__ = ["MemoryCoordination", "MemoryEngine"]
 

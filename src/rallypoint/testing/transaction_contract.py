@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 
-from rallypoint.core.coordination import Compare, Delete, Get, Put, Transaction
-from rallypoint.store.coordination import Coordination
+from rallypoint.coordination.engine import Coordination
+from rallypoint.coordination.model import Compare, Delete, Get, Put, Transaction
 from rallypoint.testing.driving import EVERY_BYTE, MOST_PUTS, at_once, do, events_until, get, keys, put, read, same, soon
 
 TYPE_CHECKING = False

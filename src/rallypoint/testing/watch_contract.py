@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from unittest import SkipTest
 
-from rallypoint.core.coordination import Delete, Event, Put
-from rallypoint.store.coordination import CompactedError, Coordination
+from rallypoint.coordination.engine import CompactedError, Coordination
+from rallypoint.coordination.model import Delete, Event, Put
 from rallypoint.testing.driving import MOST_PUTS, TIMEOUT_S, at_once, do, events_until, keys, put, raises, read, same, soon, wait
 
 TYPE_CHECKING = False

@@ -2,6 +2,8 @@
 
 A worker *acquires* a timer for a scope when it enters it and *releases* it when it leaves. A server that has not heard of the
 release when the time is over reaps the worker.
+
+A line in the log about timers that have expired, for those who keep timers themselves.
 """
 
 from __future__ import annotations
@@ -13,14 +15,36 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from rallypoint import outbox, report
+from rallypoint.base import outbox, report
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from contextlib import _GeneratorContextManager
     from typing import Any
 
-__all__ = ["RELEASED", "RequestQueue", "TimerClient", "TimerRequest", "TimerServer", "configure", "expires"]
+__all__ = [
+    "RELEASED",
+    "RequestQueue",
+    "TimerClient",
+    "TimerRequest",
+    "TimerServer",
+    "configure",
+    "expires",
+    "log_debug_info_for_expired_timers",
+]
+
+
+# --- expired timers --------------------------------------------------------------------------------------------------------
+
+
+def log_debug_info_for_expired_timers(run_id: str, expired_timers: dict[int, list[str]]) -> None:
+    """Tell which scopes have expired, by the process that set them; where none has, nothing is told."""
+    if expired_timers:
+        report.info(f"timers have expired in the run {run_id}: {expired_timers}")
+
+
+# --- interface -------------------------------------------------------------------------------------------------------------
+
 
 RELEASED = -1  # as an expiration time: the timer is not needed any more
 RETRY_S = 1.0  # after a round that failed

@@ -6,14 +6,14 @@ import threading
 import time
 from collections.abc import Iterable
 
-from rallypoint import report
-from rallypoint.core.timer_table import TimerTable
+from rallypoint.base import report
+from rallypoint.timers.timer_table import TimerTable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from rallypoint.core.timer_table import Request
+    from rallypoint.timers.timer_table import Request
 
 __all__ = ["TimerBook"]
 

@@ -12,11 +12,14 @@ from unittest import mock
 
 import pytest
 
-from rallypoint import agent, agent_records, events, launch
+from rallypoint import events
+from rallypoint.agent import agent, launch
+from rallypoint.agent import records as agent_records
+from rallypoint.agent.local_agent import LocalElasticAgent
+from rallypoint.agent.workers import RunResult, Worker, WorkerGroup, WorkerSpec, WorkerState, _RoleInstanceInfo
 from rallypoint.errors import UsageError
 from rallypoint.events import Event, EventSource, NodeState, RdzvEvent, check_sink, get_logging_handler
-from rallypoint.local_agent import LocalElasticAgent
-from rallypoint.processes.log_specs import DefaultLogsSpecs
+from rallypoint.output.log_specs import DefaultLogsSpecs
 from rallypoint.rendezvous.handler import (
     RendezvousHandler,
     RendezvousHandlerCreator,
@@ -24,9 +27,7 @@ from rallypoint.rendezvous.handler import (
     RendezvousParameters,
     RendezvousStoreInfo,
 )
-from rallypoint.role_info import _RoleInstanceInfo
 from rallypoint.store.hash_store import HashStore
-from rallypoint.workers import RunResult, Worker, WorkerGroup, WorkerSpec, WorkerState
 
 HOOKS = {
     "_setup_local_watchdog": "self, envs",

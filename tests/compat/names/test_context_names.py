@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from rallypoint.output.log_specs import DefaultLogsSpecs, Std
 from rallypoint.processes.context import PContext, RunProcsResult
-from rallypoint.processes.log_specs import DefaultLogsSpecs, Std
 from rallypoint.processes.subprocesses import start_processes
 
 LINES = 20_000

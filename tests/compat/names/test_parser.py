@@ -9,9 +9,9 @@ import pytest
 from tests.torchrun_defaults import TORCHRUN_DEFAULTS
 
 from rallypoint import torch_run
+from rallypoint.cli.options import BY_NAME
+from rallypoint.compat.parser import TORCHRUN_FLAGS, get_args_parser
 from rallypoint.errors import UsageError
-from rallypoint.options import BY_NAME
-from rallypoint.parser import TORCHRUN_FLAGS, get_args_parser
 from rallypoint.parser_actions import check_env, env
 
 NOT_AN_ARGUMENT = ("log_line_prefix_template", "print_completion")  # of later versions of torchrun

@@ -9,15 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rallypoint.processes.redirects import (
-    IS_MACOS,
-    IS_WINDOWS,
-    get_libc,
-    get_std_cm,
-    redirect,
-    redirect_stderr,
-    redirect_stdout,
-)
+from rallypoint.processes.redirects import IS_MACOS, IS_WINDOWS, get_libc, get_std_cm, redirect, redirect_stderr, redirect_stdout
 
 
 def test_all_that_writes_to_stdout_is_redirected(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rallypoint import outbox
+from rallypoint.base import outbox
 from rallypoint.processes.tail_log import LINE_BYTES_MAX, TailLog, tail_logfile
 
 INTERVAL_S = 0.005

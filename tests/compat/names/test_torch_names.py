@@ -7,8 +7,8 @@ import socket
 
 import pytest
 
-from rallypoint import torch_names
-from rallypoint.torch_names import (
+from rallypoint.compat import torch_names
+from rallypoint.compat.torch_names import (
     get_env_variable_or_raise,
     get_free_port,
     get_log_level,

@@ -9,9 +9,10 @@ from unittest import mock
 
 import pytest
 
-from rallypoint import launch_module, torch_run
+from rallypoint import torch_run
+from rallypoint.compat import launch_module
 from rallypoint.errors import UsageError
-from rallypoint.processes.failures import ChildFailedError
+from rallypoint.failures.process_failure import ChildFailedError
 
 
 @pytest.fixture
@@ -129,7 +130,7 @@ def test_the_old_launcher_says_that_it_is_old(train: str, capfd: pytest.CaptureF
 
 
 def test_the_old_launcher_gives_a_program_no_local_rank() -> None:
-    with mock.patch("rallypoint.launch_module.run") as run, warnings.catch_warnings():
+    with mock.patch("rallypoint.compat.launch_module.run") as run, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         with pytest.raises(ValueError, match="--use-env"):
             launch_module.main(["--no-python", "true"])

@@ -15,17 +15,17 @@ from unittest import mock
 import pytest
 from tests.etcd_cluster import any_binary
 
+from rallypoint.agent.launch import LaunchConfig, elastic_launch
+from rallypoint.coordination.etcd.process import ENV_ETCD_BINARY
+from rallypoint.coordination.etcd.server import EtcdServer
 from rallypoint.errors import SignalException
 from rallypoint.events import EventSource
-from rallypoint.launch import LaunchConfig, elastic_launch
-from rallypoint.processes.failures import ChildFailedError
-from rallypoint.processes.log_specs import DefaultLogsSpecs
-from rallypoint.rendezvous.etcd_binary import ENV_ETCD_BINARY
-from rallypoint.rendezvous.etcd_server import EtcdServer
+from rallypoint.failures.process_failure import ChildFailedError
+from rallypoint.output.log_specs import DefaultLogsSpecs
 
 SH = "/bin/sh"
-AGENT_RUN = "rallypoint.launch.LocalElasticAgent.run"
-RECORD = "rallypoint.launch.events.record"
+AGENT_RUN = "rallypoint.agent.launch.LocalElasticAgent.run"
+RECORD = "rallypoint.agent.launch.events.record"
 TOUCH = "import os, pathlib, sys; pathlib.Path(sys.argv[1], os.environ['RANK']).touch()"
 TIMEOUT_S = 30.0
 
@@ -104,7 +104,7 @@ def test_an_elastic_job_of_one_node(make_config: MakeConfig, script: Script, out
 PROGRAM = """
 import json, os, sys
 from rallypoint import LaunchConfig, elastic_launch
-from rallypoint.processes.log_specs import DefaultLogsSpecs
+from rallypoint.output.log_specs import DefaultLogsSpecs
 
 def tell(factor):
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from tests.etcd_cluster import Cluster
 
-from rallypoint.core import job_records as job
-from rallypoint.core.coordination import Put, Snapshot, Transaction
-from rallypoint.rendezvous.etcd_place import clear_if_over
+from rallypoint.coordination.etcd.access import EtcdAccess
+from rallypoint.coordination.etcd.engine import EtcdCoordination
+from rallypoint.coordination.model import Put, Snapshot, Transaction
+from rallypoint.protocol import job_records as job
+from rallypoint.rendezvous.etcd import clear_if_over
 from rallypoint.rendezvous.etcd_settings import parse_endpoints
-from rallypoint.store.etcd_access import EtcdAccess
-from rallypoint.store.etcd_engine import EtcdCoordination
 
 LEFT = (job.SETTINGS, job.STATUS, job.GENERATION, job.CLOSED, job.signal_key(7), job.seat_key(7, 3, "a"), job.done_key(7, "a"))
 TIMEOUT_S = 10.0

@@ -14,11 +14,11 @@ import pytest
 from tests.e2e.etcd.conftest import LEASE_S
 from tests.etcd_cluster import Cluster
 
-from rallypoint.core.coordination import Put, Transaction
+from rallypoint.coordination.engine import UnreachableError
+from rallypoint.coordination.etcd.access import EtcdAccess
+from rallypoint.coordination.etcd.engine import EtcdCoordination
+from rallypoint.coordination.model import Put, Transaction
 from rallypoint.rendezvous.etcd_settings import parse_endpoints
-from rallypoint.store.coordination import UnreachableError
-from rallypoint.store.etcd_access import EtcdAccess
-from rallypoint.store.etcd_engine import EtcdCoordination
 
 ELECTION_S = 20.0
 FENCE_S = 12.0  # an election takes 2 s, and on a busy machine more than twice that: within 3 s nobody can promise an answer

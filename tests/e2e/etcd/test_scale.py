@@ -18,7 +18,7 @@ import pytest
 from tests.e2e.etcd.conftest import LOADED_S, all_keys
 from tests.etcd_cluster import Cluster, Member, start_cluster
 
-from rallypoint.core.agent import Regroup
+from rallypoint.protocol.agent_machine import Regroup
 from rallypoint.rendezvous.dynamic import DynamicRendezvous
 from rallypoint.rendezvous.handler import RendezvousParameters
 from rallypoint.rendezvous.registry import get_rendezvous_handler

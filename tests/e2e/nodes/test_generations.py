@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
 
+from rallypoint.coordination.embedded.client import EmbeddedCoordination
 from rallypoint.rendezvous.handler import RendezvousInfo, RendezvousParameters
 from rallypoint.rendezvous.registry import get_rendezvous_handler
-from rallypoint.store.client import EmbeddedCoordination
 
 DAY_S = 86_400.0
 SEAT = re.compile(r"^rallyrun: generation (\d+): this node is (\d+) of (\d+), (\d+) workers in all", re.MULTILINE)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from rallypoint.explain import explain_main
+from rallypoint.cli.explain import explain_main
 
 LIMIT_S = 1.0
 ON_TOP_S = 1.0  # to find a hang may take that much longer than its limit

@@ -22,7 +22,7 @@ ALL_TOGETHER = "last_call_timeout=60,close_timeout=1"  # nobody begins before th
 SICK = """
 import os, resource, sys, threading
 from rallypoint import cli, launch
-from rallypoint.local_agent import LocalElasticAgent
+from rallypoint.agent.local_agent import LocalElasticAgent
 
 def files(agent):
     lowest_free = os.dup(0)
@@ -43,7 +43,7 @@ def package(agent):
             if name.startswith("rallypoint."):
                 raise ModuleNotFoundError(f"No module named {name!r}")
     sys.meta_path.insert(0, Nowhere())
-    for name in ("rallypoint.processes.streams", "rallypoint.processes.causes"):
+    for name in ("rallypoint.output.pump", "rallypoint.processes.causes"):
         sys.modules.pop(name, None)
 
 class Sick(LocalElasticAgent):

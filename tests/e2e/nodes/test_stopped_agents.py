@@ -40,7 +40,7 @@ threading.Thread(target=beat, args=(f"{sys.argv[1]}/beat.{os.getpid()}",), daemo
 STUCK = """
 import os, sys, threading
 from rallypoint import cli, launch
-from rallypoint.local_agent import LocalElasticAgent
+from rallypoint.agent.local_agent import LocalElasticAgent
 
 class Stuck(LocalElasticAgent):
     def _stop_workers(self, group, is_restart=False):

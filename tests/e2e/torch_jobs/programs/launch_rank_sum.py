@@ -3,7 +3,7 @@
 import json
 import sys
 
-from rallypoint.launch import LaunchConfig, elastic_launch
+from rallypoint.agent.launch import LaunchConfig, elastic_launch
 
 
 def rank_sum(folder: str) -> int:

@@ -1,0 +1,299 @@
+"""Agents: one on each machine, which meets its peers, starts the workers, and acts on what becomes of them.
+
+What to do next is decided in `core.agent`; `SimpleElasticAgent` performs it, one action at a time, through methods that
+subclasses may override, and reports what came of it. How workers are started, looked at and stopped is left to a subclass.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from abc import ABC, abstractmethod
+
+from rallypoint.agent.peers import AgentPeers
+from rallypoint.agent.records import AgentRecords, _get_fq_hostname, describe
+from rallypoint.agent.run_record import RunRecord
+from rallypoint.agent.workers import RunResult, Worker, WorkerGroup, WorkerSpec, WorkerState, _RoleInstanceInfo
+from rallypoint.base import defaults, outbox, report
+from rallypoint.base.signals import inbox
+from rallypoint.errors import (
+    JobFailedError,
+    LicenceOverError,
+    RendezvousGracefulExitError,
+    SignalException,
+    UnkillableWorkersError,
+)
+from rallypoint.metrics import prof, put_metric
+from rallypoint.processes.context import wait_readable
+from rallypoint.protocol import agent_machine as machine
+from rallypoint.protocol import restarts
+from rallypoint.protocol.ranks import Member, WorkerRanks, assign
+from rallypoint.store import barriers
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+__all__ = ["DEFAULT_ROLE", "ElasticAgent", "SimpleElasticAgent"]
+
+DEFAULT_ROLE = "default"
+_TERMINAL_STATE_SYNC_ID = "torchelastic/agent/terminal_state"
+_ROLE_INFO_PREFIX = "torchelastic/role_info"
+
+
+class ElasticAgent(ABC):
+    """Runs workers of one or more roles on this machine until they are done."""
+
+    @abstractmethod
+    def run(self, role: str = DEFAULT_ROLE) -> RunResult:
+        """Run the workers, restarting them as allowed; failures of workers are in the result, all else is raised."""
+
+    @abstractmethod
+    def get_worker_group(self, role: str = DEFAULT_ROLE) -> WorkerGroup:
+        """The workers of this role, as they are now; they may change under the caller's eyes."""
+
+
+class SimpleElasticAgent(AgentRecords, AgentPeers, ElasticAgent):
+    """An agent for the workers of a single role."""
+
+    def __init__(
+        self,
+        spec: WorkerSpec,
+        exit_barrier_timeout: float = defaults.EXIT_BARRIER_TIMEOUT_S,
+        shutdown_timeout: float = defaults.SHUTDOWN_TIMEOUT_S,
+    ) -> None:
+        self._worker_group = WorkerGroup(spec)
+        self._remaining_restarts = spec.max_restarts
+        self._store: Any = None
+        self._exit_barrier_timeout = exit_barrier_timeout
+        self._shutdown_timeout = shutdown_timeout
+        self._total_execution_time = 0
+        self._signals_to_handle = defaults.SIGNALS_TO_HANDLE
+        self._state: machine.State = machine.begin()[0]
+        self._last_result = RunResult(WorkerState.INIT)
+        self._ended_by: Exception | None = None
+        self._restart_policy = restarts.RestartPolicy(spec.max_restarts)
+        self._purse = restarts.Purse()
+        self._started_at = time.monotonic()
+        self._restarting = machine.Restart("", 0)
+        self._run_record = RunRecord(spec)
+
+    def get_worker_group(self, role: str = DEFAULT_ROLE) -> WorkerGroup:
+        return self._worker_group
+
+    @abstractmethod
+    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+        """Start the workers and return the id of each local rank."""
+
+    @abstractmethod
+    def _stop_workers(self, worker_group: WorkerGroup, is_restart: bool = False) -> None:
+        """Stop the workers, in whatever state they are."""
+
+    @abstractmethod
+    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        """Look at the workers, without waiting."""
+
+    @abstractmethod
+    def _shutdown(
+        self, death_sig: signal.Signals = signal.SIGTERM, timeout: float = defaults.SHUTDOWN_TIMEOUT_S, is_restart: bool = False
+    ) -> None:
+        """End the workers and let go of everything."""
+
+    @prof
+    def run(self, role: str = DEFAULT_ROLE) -> RunResult:
+        started_at = time.monotonic()
+        death_sig = signal.SIGTERM
+        with outbox.on_duty(), inbox.watch(self._signals_to_handle):
+            try:
+                result = self._invoke_run(role)
+                self._total_execution_time = int(time.monotonic() - started_at)
+                self._record_metrics(result)
+                self._record_worker_events(result)
+                return result
+            except RendezvousGracefulExitError as left_out:
+                report.info(f"this node is not needed and ends: {left_out}")
+                return RunResult(WorkerState.SUCCEEDED)
+            except SignalException as received:
+                death_sig = received.sigval
+                self._depart(f"{death_sig.name} was received on {_get_fq_hostname()}")
+                report.warn(f"{death_sig.name} was received: passing it on to the workers, {self._shutdown_timeout:g} s to stop")
+                raise
+            finally:
+                self._shutdown(death_sig, timeout=self._shutdown_timeout)
+                self._close_worker_store()
+                self._total_execution_time = int(time.monotonic() - started_at)
+
+    def _invoke_run(self, role: str = DEFAULT_ROLE) -> RunResult:
+        """Perform one action after the other until the run is over."""
+        self._state, action = machine.begin()
+        self._note(action)
+        while not isinstance(action, machine.Finish | machine.Abandon):
+            action = self._observe(self._attempt(action))
+        if isinstance(action, machine.Abandon):
+            raise self._ended_by or RuntimeError(action.why)
+        if not action.succeeded and not self._last_result.is_failed():
+            self._last_result = RunResult(WorkerState.FAILED)  # for a reason that lies elsewhere
+        return self._last_result
+
+    def _observe(self, seen: machine.Observation) -> machine.Action:
+        self._state, action = machine.step(self._state, seen)
+        self._note(action)
+        return action
+
+    def _attempt(self, action: machine.Action) -> machine.Observation:
+        """Perform an action; what ends the agent is an observation like any other."""
+        try:
+            return self._perform(action)
+        except SignalException as error:
+            self._ended_by = error
+            return machine.Signalled(error.sigval.name)
+        except UnkillableWorkersError as error:
+            self._ended_by = error
+            return machine.CouldNotStop(str(error))
+        except JobFailedError as error:
+            return machine.JobEnded("failed", error.why)
+        except LicenceOverError as error:
+            return self._fenced(str(error))
+
+    def _perform(self, action: machine.Action) -> machine.Observation:
+        group = self._worker_group
+        match action:
+            case machine.Initialize():
+                self._initialize_workers(group)
+                return machine.Started()
+            case machine.Restart(why, spent):
+                report.warn(why)
+                self._restarting = action
+                self._remaining_restarts -= spent
+                self._restart_workers(group)
+                return machine.Started()
+            case machine.Stop(why):
+                report.warn(why)
+                self._restarting = machine.Restart(why, 0)  # whatever the last one was, this stop has its grace
+                self._stop_workers(group)
+                group.state = WorkerState.FAILED
+                inbox.raise_pending()
+                return machine.Stopped()
+            case machine.Drain():
+                peers = self._peers()
+                if peers is not None:
+                    return self._drain(peers)
+                self._exit_barrier()
+                return machine.Drained()
+        return self._watch()
+
+    def _watch(self) -> machine.Observation:
+        """Look; if there is nothing to see, wait until there may be."""
+        inbox.raise_pending()
+        seen = self._look()
+        if seen == machine.PeersWaiting(0):
+            self._wait_for_news()
+        return seen
+
+    def _look(self) -> machine.Observation:
+        group, spec = self._worker_group, self._worker_group.spec
+        peers = self._observe_peers()
+        if isinstance(peers, machine.Fenced) or (isinstance(peers, machine.JobEnded) and peers.how == "failed"):
+            return peers
+        result = self._last_result = self._monitor_workers(group)
+        if result.state is not WorkerState.SUCCEEDED and (why := self._licence_over()):
+            return self._fenced(why)
+        group.state = result.state
+        put_metric(f"workers.{spec.role}.remaining_restarts", self._remaining_restarts)
+        put_metric(f"workers.{spec.role}.{result.state.name.lower()}", 1)
+        match result.state:
+            case WorkerState.SUCCEEDED:
+                return peers or machine.Succeeded()
+            case WorkerState.FAILED | WorkerState.UNHEALTHY:
+                self._run_record.failed(result)
+                return machine.Failed(describe(result), self._report_failure(result))
+            case WorkerState.HEALTHY if self._peers() is not None:
+                return peers or machine.PeersWaiting(0)
+            case WorkerState.HEALTHY:
+                return machine.PeersWaiting(spec.rdzv_handler.num_nodes_waiting())
+        return machine.LostTrack(f"the workers of role {spec.role} are in the state {result.state.name}")
+
+    def _licence_over(self) -> str:
+        """Why our workers were killed, if that was because they may not run any longer."""
+        return ""
+
+    def _wait_for_news(self) -> None:
+        """An agent that knows no better looks every monitor interval."""
+        wait_readable([inbox.fileno()], self._worker_group.spec.monitor_interval)
+
+    @prof
+    def _initialize_workers(self, worker_group: WorkerGroup) -> None:
+        """Meet the other agents, then start the workers of this one."""
+        self._rendezvous(worker_group)
+        for local_rank, worker_id in self._start_workers(worker_group).items():
+            worker_group.workers[local_rank].id = worker_id
+        worker_group.state = WorkerState.HEALTHY
+        self._last_result = RunResult(WorkerState.HEALTHY)
+        self._note_generation()
+        self._record_worker_start_events()
+
+    @prof
+    def _restart_workers(self, worker_group: WorkerGroup) -> None:
+        """Stop the workers of this agent, and begin anew."""
+        self._stop_workers(worker_group)
+        worker_group.state = WorkerState.STOPPED
+        self._observe(machine.Stopped())
+        inbox.raise_pending()
+        restart_at = time.monotonic() + self._restarting.delay_s
+        while (left_s := restart_at - time.monotonic()) > 0:  # a signal that is not ours wakes us too
+            wait_readable([inbox.fileno()], left_s)
+            inbox.raise_pending()
+        self._initialize_workers(worker_group)
+
+    @prof
+    def _rendezvous(self, worker_group: WorkerGroup) -> None:
+        """Agree with the other agents on ranks and on the workers' master."""
+        spec = worker_group.spec
+        with self.record_duration("RENDEZVOUS"):
+            info = self._next_rendezvous(spec)
+        self._store = info.store
+        with self.record_duration("ASSIGN_WORKER_RANKS"):
+            workers = self._assign_worker_ranks(info.store, info.rank, info.world_size, spec)
+        master = info.bootstrap_store_info
+        worker_group.workers = workers
+        worker_group.store = info.store
+        worker_group.group_rank = info.rank
+        worker_group.group_world_size = info.world_size
+        worker_group.master_addr = spec.master_addr or master.master_addr
+        worker_group.master_port = spec.master_port or master.master_port
+        self._observe(machine.Joined(info.rank, info.world_size))
+
+    @prof
+    def _assign_worker_ranks(self, store: Any, group_rank: int, group_world_size: int, spec: WorkerSpec) -> list[Worker]:
+        """Our ranks: the job knows them, or we compute them from what all agents tell about their workers."""
+        peers = self._peers()
+        if peers is not None:
+            return _workers(peers.worker_ranks())
+        members = [Member(spec.role, spec.local_world_size)]
+        if group_world_size > 1:
+            my_info = _RoleInstanceInfo(spec.role, group_rank, spec.local_world_size).serialize()
+            with inbox.interrupting():
+                told = barriers.synchronize(store, my_info, group_rank, group_world_size, _ROLE_INFO_PREFIX)
+            members = [Member(info.role, info.local_world_size) for info in map(_RoleInstanceInfo.deserialize, told)]
+        return _workers(assign(members, group_rank if group_world_size > 1 else 0))
+
+    def _exit_barrier(self) -> None:
+        """Stay until all agents are done, or for the exit barrier's time: whoever leaves early would look like a lost node."""
+        started_at = time.monotonic()
+        try:
+            with inbox.interrupting():
+                barriers.barrier(
+                    store=self._store,
+                    world_size=self._worker_group.group_world_size or 1,
+                    key_prefix=_TERMINAL_STATE_SYNC_ID,
+                    barrier_timeout=self._exit_barrier_timeout,
+                    rank=self._worker_group.group_rank,
+                )
+        except SignalException:
+            raise
+        except Exception as error:  # our workers have succeeded; whatever a store does at the end cannot change that
+            report.warn(f"after {time.monotonic() - started_at:.1f} s the other nodes were not seen to finish: {error}")
+
+
+def _workers(ranks: tuple[WorkerRanks, ...]) -> list[Worker]:
+    return [Worker(one.local_rank, one.global_rank, one.role_rank, one.world_size, one.role_world_size) for one in ranks]

@@ -1,0 +1,218 @@
+"""Launching: from a LaunchConfig and an entry point to the results of the workers on this node.
+
+Names are looked up through their modules at the time of use, because callers replace them there.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+
+from rallypoint import events, metrics
+from rallypoint.agent.config import LaunchConfig, resolve_shutdown_timeout
+from rallypoint.agent.local_agent import LocalElasticAgent
+from rallypoint.agent.workers import RunResult, WorkerSpec, _get_entrypoint_name
+from rallypoint.base import defaults, outbox, report
+from rallypoint.errors import (
+    JobFailedError,
+    RendezvousError,
+    SignalException,
+    UnkillableWorkersError,
+    UsageError,
+    in_words,
+    is_child_failure,
+)
+from rallypoint.net.endpoint import parse_rendezvous_endpoint
+from rallypoint.protocol.restarts import RestartPolicy
+from rallypoint.rendezvous import registry as rdzv_registry
+from rallypoint.rendezvous.coordinated import CoordinatedHandler
+from rallypoint.rendezvous.handler import RendezvousHandler, RendezvousParameters
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import socket
+    from typing import Any
+
+    Entrypoint = Callable[..., Any] | str | None
+
+__all__ = ["LaunchConfig", "elastic_launch", "launch_agent"]
+
+
+class elastic_launch:  # the name is part of the contract
+    """A function or program that, when called, runs on all workers: ``elastic_launch(config, fn)(*args)``.
+
+    The call returns what each worker of this node returned, by global rank.
+    """
+
+    def __init__(self, config: LaunchConfig, entrypoint: Entrypoint, health_check_server: Any = None) -> None:
+        self._config = config
+        self._entrypoint = entrypoint
+        self._health_check_server = health_check_server
+
+    def __call__(self, *args: Any) -> dict[int, Any]:
+        return launch_agent(self._config, self._entrypoint, list(args), self._health_check_server)
+
+
+def launch_agent(
+    config: LaunchConfig, entrypoint: Entrypoint, args: list[Any], health_check_server: Any = None
+) -> dict[int, Any]:
+    """Run one agent to its end. A signal leaves the rendezvous open, so that the job can go on elsewhere; all else closes it."""
+    with outbox.on_duty():
+        return _launch_agent(config, entrypoint, args, health_check_server)
+
+
+def _launch_agent(config: LaunchConfig, entrypoint: Entrypoint, args: list[Any], health_check_server: Any) -> dict[int, Any]:
+    if not config.run_id:
+        config.run_id = str(int.from_bytes(os.urandom(16), "big"))
+        report.debug(f"the config names no run_id; {config.run_id} was drawn")
+    events.check_sink(config.event_log_handler)
+    metrics.initialize_metrics(metrics.MetricsConfig(config.metrics_cfg))
+    _check_senses(config)
+    listeners = [] if health_check_server is not None else _open_health_port(config)
+    try:
+        spec = _worker_spec(config, entrypoint, args)
+        agent = _make_agent(config, spec, health_check_server, listeners)
+    except BaseException:  # raised again, but the port is freed
+        for listener in listeners:
+            listener.close()
+        raise
+    shutdown_rdzv = True
+    try:
+        result = agent.run()
+        events.record(agent.get_event_succeeded(), config.event_log_handler)
+        _raise_failures(_get_entrypoint_name(entrypoint, args), result, spec.rdzv_handler)
+        return result.return_values
+    except SignalException:
+        shutdown_rdzv = False
+        _leave(spec.rdzv_handler)
+        events.record(agent.get_event_failed(), config.event_log_handler)
+        raise
+    except Exception as error:  # all that ends an agent is put on record; each is raised again
+        if not isinstance(error, JobFailedError) and not is_child_failure(error):
+            events.record(agent.get_event_failed(), config.event_log_handler)
+            _leave(spec.rdzv_handler, error)
+        raise
+    finally:
+        if shutdown_rdzv:
+            spec.rdzv_handler.shutdown()
+
+
+def _check_senses(config: LaunchConfig) -> None:
+    """Refuse what could only fail later, before any node waits for this one."""
+    if config.numa_options is not None:
+        from rallypoint.affinity import check_binding
+
+        check_binding(config.numa_options, config.nproc_per_node)
+    timer_file = os.environ.get(defaults.ENV_TIMER_FILE)
+    if timer_file and os.environ.get(defaults.ENV_ENABLE_FILE_TIMER) == "1":
+        from rallypoint.timers.file_server import check_timer_file
+
+        check_timer_file(timer_file)
+
+
+def _open_health_port(config: LaunchConfig) -> list[socket.socket]:
+    if config.health_port is None and not os.environ.get(defaults.ENV_HEALTH_CHECK_PORT):
+        return []
+    from rallypoint.health.port import open_listeners_or_explain, resolve_health_port
+
+    return open_listeners_or_explain(config.health_addr, resolve_health_port(config.health_port))
+
+
+def _worker_spec(config: LaunchConfig, entrypoint: Entrypoint, args: Sequence[Any]) -> WorkerSpec:
+    parameters = RendezvousParameters(
+        backend=config.rdzv_backend,
+        endpoint=config.rdzv_endpoint,
+        run_id=config.run_id,
+        min_nodes=config.min_nodes,
+        max_nodes=config.max_nodes,
+        local_addr=config.local_addr,
+        **config.rdzv_configs,
+    )
+    master_addr, master_port = _get_addr_and_port(parameters)
+    return WorkerSpec(
+        role=config.role,
+        local_world_size=config.nproc_per_node,
+        rdzv_handler=rdzv_registry.get_rendezvous_handler(parameters),
+        entrypoint=entrypoint,
+        args=tuple(args),
+        max_restarts=config.max_restarts,
+        monitor_interval=config.monitor_interval,
+        master_addr=master_addr,
+        master_port=master_port,
+        local_addr=config.local_addr,
+        event_log_handler=config.event_log_handler,
+        numa_options=config.numa_options,
+        duplicate_stdout_filters=config.duplicate_stdout_filters,
+        duplicate_stderr_filters=config.duplicate_stderr_filters,
+        virtual_local_rank=config.virtual_local_rank,
+    )
+
+
+def _make_agent(
+    config: LaunchConfig, spec: WorkerSpec, health_check_server: Any, health_listeners: list[socket.socket]
+) -> LocalElasticAgent:
+    if config.logs_specs is None:
+        raise UsageError("logs_specs was set to None after the config was made; leave it out for the default")
+    if config.log_max_bytes is not None:
+        config.logs_specs.log_max_bytes = config.log_max_bytes
+    return LocalElasticAgent(
+        spec=spec,
+        logs_specs=config.logs_specs,
+        start_method=config.start_method,
+        exit_barrier_timeout=config.exit_barrier_timeout,
+        log_line_prefix_template=config.log_line_prefix_template,
+        shutdown_timeout=resolve_shutdown_timeout(config.shutdown_timeout),
+        health_check_server=health_check_server,
+        signals_to_handle=config.signals_to_handle,
+        worker_env=config.worker_env,
+        hang_timeout=config.hang_timeout,
+        health_listeners=health_listeners,
+        health_addr=config.health_addr,
+        restart_policy=RestartPolicy(
+            config.max_restarts,
+            no_retry_exit_codes=config.no_retry_exit_codes,
+            backoff_s=config.restart_backoff,
+            max_backoff_s=float(config.rdzv_configs.get("restart_backoff_max", defaults.RESTART_BACKOFF_MAX_S)),
+            window_s=config.restart_window,
+        ),
+    )
+
+
+def _raise_failures(name: str, result: RunResult, handler: RendezvousHandler) -> None:
+    """A failed run becomes an error; of a job of several nodes, after the verdict, which is the same on all of them."""
+    if not result.is_failed():
+        return
+    verdict = handler.end_error() if isinstance(handler, CoordinatedHandler) else None
+    for line in verdict.lines if isinstance(verdict, JobFailedError) else ():
+        report.warn(line)
+    if isinstance(handler, CoordinatedHandler) and not result.failures:
+        raise verdict or JobFailedError("the lines before this one say why", [], None)
+    if verdict is not None:
+        report.warn(str(verdict))  # why there was no other attempt; what follows is about our own workers
+    from rallypoint.failures.process_failure import ChildFailedError
+
+    error = ChildFailedError(name=name, failures=result.failures)
+    if isinstance(verdict, JobFailedError):
+        error.cause_exitcode = verdict.cause_exitcode
+        error.is_cause_elsewhere = verdict.cause_rank is not None and verdict.cause_rank not in result.failures
+    raise error
+
+
+def _leave(handler: RendezvousHandler, error: Exception | None = None) -> None:
+    """Leave a job of several nodes, with word of what is wrong with this one alone, if it is that."""
+    if isinstance(handler, CoordinatedHandler):
+        is_ours = error is not None and not isinstance(error, RendezvousError | JobFailedError | UnkillableWorkersError)
+        handler.leave(in_words(error) if error is not None and is_ours else "")
+
+
+def _get_addr_and_port(rdzv_parameters: RendezvousParameters) -> tuple[str | None, int | None]:
+    """The workers' master, where the user names it: with the static back end the endpoint is the master."""
+    if rdzv_parameters.backend != defaults.BACKEND_CLI:
+        return None, None
+    endpoint = rdzv_parameters.endpoint.strip()
+    if not endpoint:
+        raise UsageError("the static back end needs an endpoint: give --master-addr and --master-port, or rdzv_endpoint")
+    address, port = parse_rendezvous_endpoint(endpoint, default_port=-1)
+    if port == -1:
+        raise UsageError(f"the endpoint {endpoint!r} has no port: give --master-port, or rdzv_endpoint as host:port")
+    return address, port

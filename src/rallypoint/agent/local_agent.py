@@ -1,0 +1,328 @@
+"""The agent that runs its workers on its own machine."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Sequence
+
+from rallypoint.agent import provisions
+from rallypoint.agent.senses import AgentSenses
+from rallypoint.agent.workers import RunResult, WorkerGroup, WorkerSpec, WorkerState
+from rallypoint.base import defaults, outbox, report
+from rallypoint.base import limits as file_limit
+from rallypoint.base.signals import inbox
+from rallypoint.errors import UsageError
+from rallypoint.metrics import prof
+from rallypoint.output.log_specs import DefaultLogsSpecs, LogFolder, LogsSpecs, file_clerk
+from rallypoint.processes import warden_client
+from rallypoint.processes.context import PContext, wait_readable
+from rallypoint.processes.subprocesses import start_processes
+from rallypoint.processes.warden_context import WardedContext
+from rallypoint.protocol import agent_machine as machine
+from rallypoint.protocol.ranks import WorkerRanks
+from rallypoint.protocol.restarts import RestartPolicy
+from rallypoint.protocol.worker_plan import Group, WorkerPlan, plan_worker
+from rallypoint.rendezvous.handler import WakingHandler
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import socket
+    from typing import Any
+
+__all__ = ["LocalElasticAgent"]
+
+CLEARING_TIMEOUT_S = 2.0  # for a folder that may be on a disk which does not answer
+QUIET_S = 0.5
+FILES_PER_WORKER = 4  # two pipes with two ends each, or with one end and a log file
+FILES_PER_WORKER_WITHOUT_LOGS = 2
+OWN_FILES, OWN_FILES_AMONG_PEERS = 16, 32  # without which not even a job of one worker can be run to its end
+
+
+class LocalElasticAgent(AgentSenses):
+    """Starts `spec.local_world_size` workers on this machine, and starts or stops them as one."""
+
+    def __init__(
+        self,
+        spec: WorkerSpec,
+        logs_specs: LogsSpecs,
+        start_method: str = defaults.START_METHOD,
+        exit_barrier_timeout: float = defaults.EXIT_BARRIER_TIMEOUT_S,
+        log_line_prefix_template: str | None = None,
+        shutdown_timeout: float = defaults.SHUTDOWN_TIMEOUT_S,
+        health_check_server: Any = None,
+        uninterruptible_state_timeout: float | None = None,
+        *,
+        signals_to_handle: str = defaults.SIGNALS_TO_HANDLE,
+        worker_env: dict[str, str] | None = None,
+        restart_policy: RestartPolicy | None = None,
+        hang_timeout: str | float | None = None,
+        health_listeners: Sequence[socket.socket] = (),
+        health_addr: str = defaults.HEALTH_ADDR,
+    ) -> None:
+        super().__init__(spec, exit_barrier_timeout, shutdown_timeout)
+        self._start_method = start_method
+        self._pcontext: PContext | None = None
+        self._rdzv_handler = spec.rdzv_handler
+        self._log_line_prefix_template = log_line_prefix_template
+        self._logs_specs = logs_specs
+        self._health_check_server = health_check_server
+        self._worker_watchdog = None
+        self._starting = threading.Lock()
+        self._hang_watch = None
+        self._hang_timeout = hang_timeout
+        self._health_listeners = list(health_listeners)
+        self._health_addr = health_addr
+        self._kill_wait_s = _kill_wait(uninterruptible_state_timeout)
+        self._signals_to_handle = signals_to_handle
+        self._worker_env = worker_env or {}
+        self._told_log_dir = ""
+        self._quiet_since: float | None = time.monotonic()  # None once all is loaded that there is to load
+        self._restart_policy = restart_policy or self._restart_policy
+
+    def run(self, role: str = "default") -> RunResult:
+        self._reserve_files()
+        with outbox.on_duty():
+            return self._run_on_record(role)
+
+    def _run_on_record(self, role: str) -> RunResult:
+        self._run_record.began(self._worker_group.spec, self._time_outs())
+        try:
+            self._open_senses()
+            with warden_client.keep_wardens():
+                result = super().run(role)
+            self._run_record.ended(not result.is_failed(), self._run_record.board.status.why)
+            return result
+        except BaseException as error:  # whatever it was, it ends the run; it is raised again
+            state = self._state
+            self._run_record.ended(False, state.why if isinstance(state, machine.Done) else f"{type(error).__name__}: {error}")
+            self._keep_story()
+            raise
+        finally:
+            self._close_senses()
+            self._close_logs()
+
+    def _reserve_files(self) -> None:
+        """While nothing is started that could fail for want of them."""
+        workers, own = self._worker_group.spec.local_world_size, OWN_FILES if self._peers() is None else OWN_FILES_AMONG_PEERS
+        keeps_output = not isinstance(self._logs_specs, DefaultLogsSpecs) or self._logs_specs.keeps_output
+        each = FILES_PER_WORKER if keeps_output else FILES_PER_WORKER_WITHOUT_LOGS
+        file_limit.reserve(workers, own + each * workers, FILES_PER_WORKER)
+
+    def _time_outs(self) -> dict[str, object]:
+        """Those that this agent keeps, for the run's record."""
+        return {
+            "shutdown_timeout": self._shutdown_timeout,
+            "exit_barrier_timeout": self._exit_barrier_timeout,
+            "uninterruptible_timeout": self._kill_wait_s or defaults.UNINTERRUPTIBLE_TIMEOUT_S,
+            "monitor_interval": self._worker_group.spec.monitor_interval,
+            "hang_timeout": self._hang_timeout,
+            "health_timeout": defaults.HEALTH_TIMEOUT_S,
+            "rendezvous": peers.settings_in_force() if (peers := self._peers()) is not None else "",
+        }
+
+    def _keep_story(self) -> None:
+        """A run that failed before its first workers has no folder yet; where the user has named one for logs, it gets it."""
+        specs = self._logs_specs
+        if self._run_record.file.path or not isinstance(specs, DefaultLogsSpecs) or specs.is_temporary:
+            return
+        try:
+            file_clerk.do(lambda: specs.make_run_folder(self._run_record.board.status.run_id), CLEARING_TIMEOUT_S)
+        except OSError as error:
+            report.debug(f"the events of this run could not be kept: {error}")  # what ended it says why
+        else:
+            self._use_folder(specs)
+
+    def _close_logs(self) -> None:
+        """Leave no empty folder behind, and say where the rest is."""
+        specs = self._logs_specs
+        if not isinstance(specs, DefaultLogsSpecs) or not self._run_record.file.settle(CLEARING_TIMEOUT_S):
+            return
+        try:
+            is_gone = file_clerk.do(specs.discard_if_empty, CLEARING_TIMEOUT_S)
+        except TimeoutError as error:
+            report.warn(f"{specs.run_log_dir} is left as it is: {error.strerror}")
+            return
+        if is_gone:
+            self._run_record.file.leave()
+        else:
+            self._tell_logs(specs)
+
+    def _tell_logs(self, specs: DefaultLogsSpecs) -> None:
+        if specs.run_log_dir != self._told_log_dir:
+            self._told_log_dir = specs.run_log_dir
+            report.info(f"logs are in {specs.run_log_dir}")
+
+    @prof
+    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+        spec = worker_group.spec
+        plans = self._plan(worker_group)
+        envs = {plan.local_rank: _with_site(self._add_hang_env(plan.local_rank, plan.env)) for plan in plans}
+        self._setup_local_watchdog(envs=envs)
+        prefixes = {plan.local_rank: plan.prefix for plan in plans if plan.prefix is not None}
+        peers = self._peers()
+        licence: dict[str, Any] = {}  # where there is none, what is called is as torch's: programs put their own in its place
+        if peers is not None and (licence_fd := peers.licence_fd()) is not None:
+            licence["licence_fd"] = licence_fd
+        with self._starting:
+            self._pcontext = start_processes(
+                name=spec.role,
+                entrypoint=spec.entrypoint or "",
+                args={plan.local_rank: plan.args for plan in plans},
+                envs=envs,
+                logs_specs=self._logs_specs,
+                log_line_prefixes=prefixes or None,
+                start_method=self._start_method,
+                numa_options=spec.numa_options,
+                duplicate_stdout_filters=spec.duplicate_stdout_filters,
+                duplicate_stderr_filters=spec.duplicate_stderr_filters,
+                **licence,
+            )
+        if isinstance(self._pcontext, WardedContext):
+            if self._kill_wait_s is not None:
+                self._pcontext.kill_wait_s = self._kill_wait_s
+            if peers is not None:
+                peers.on_fence(self._pcontext.kill_at_once)
+        if isinstance(self._logs_specs, DefaultLogsSpecs):
+            self._use_folder(self._logs_specs)
+        self._watch_for_hangs(self._pcontext.pids())
+        self._note_quiet(is_quiet=False)
+        return self._pcontext.pids()
+
+    def _use_folder(self, specs: DefaultLogsSpecs) -> None:
+        """The run has a folder now."""
+        if specs.keeps_output:
+            self._tell_logs(specs)
+        if specs.run_log_dir:
+            self._run_record.file.place(os.path.join(specs.run_log_dir, defaults.EVENT_FILE), specs.run_folder)
+
+    def _attempt_folder(self) -> str:
+        return self._logs_specs.attempt_dir if isinstance(self._logs_specs, DefaultLogsSpecs) else ""
+
+    def _run_folder(self) -> LogFolder | None:
+        return self._logs_specs.run_folder if isinstance(self._logs_specs, DefaultLogsSpecs) else None
+
+    def _plan(self, group: WorkerGroup) -> list[WorkerPlan]:
+        spec = group.spec
+        masks = _mask_variables() if spec.virtual_local_rank else (defaults.ENV_CUDA_VISIBLE_DEVICES,)
+        shared = Group(
+            role=spec.role,
+            group_rank=group.group_rank or 0,
+            group_world_size=group.group_world_size or 1,
+            local_world_size=spec.local_world_size,
+            master_addr=group.master_addr or "",
+            master_port=group.master_port or 0,
+            restart_count=self._restarts(),
+            max_restarts=spec.max_restarts,
+            run_id=spec.rdzv_handler.get_run_id(),
+            use_agent_store=bool(spec.rdzv_handler.use_agent_store),
+            signals_to_handle=self._signals_to_handle,
+            hostname=os.uname().nodename,
+            prefix_template=self._log_line_prefix_template,
+            virtual_local_rank=spec.virtual_local_rank,
+            visible_devices=next((os.environ[name] for name in masks if os.environ.get(name)), None),
+            mask_variables=masks,
+            extra_env=self._worker_env,
+            inherited=os.environ,
+        )
+        ranks = [WorkerRanks(w.local_rank, w.global_rank, w.role_rank, w.world_size, w.role_world_size) for w in group.workers]
+        return [plan_worker(shared, one, spec.args) for one in ranks]
+
+    @prof
+    def _stop_workers(self, worker_group: WorkerGroup, is_restart: bool = False) -> None:
+        at_once = self._restarting.at_once
+        self._shutdown(signal.SIGKILL if at_once else signal.SIGTERM, timeout=0 if at_once else self._shutdown_timeout)
+
+    def _shutdown(
+        self, death_sig: signal.Signals = signal.SIGTERM, timeout: float = defaults.SHUTDOWN_TIMEOUT_S, is_restart: bool = False
+    ) -> None:
+        self._stop_watching_for_hangs()
+        self._stop_local_watchdog()
+        if isinstance(self._pcontext, WardedContext):
+            peers = self._peers()
+            self._pcontext.hurry_fd = peers.fence_fd() if peers is not None else None
+        if self._pcontext is not None:
+            self._pcontext.close(death_sig, timeout)
+
+    @prof
+    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        context = self._pcontext
+        if context is None:
+            return RunResult(WorkerState.UNKNOWN)
+        known, running = {worker.id for worker in worker_group.workers}, set(context.pids().values())
+        if known != running:
+            report.warn(f"role {worker_group.spec.role}: the workers have the process ids {known}, but {running} were started")
+            return RunResult(WorkerState.UNKNOWN)
+        ended = context.wait(0)
+        if ended is None:
+            self._look_for_hangs()
+            return RunResult(WorkerState.HEALTHY)
+        global_rank = {worker.local_rank: worker.global_rank for worker in worker_group.workers}
+        if ended.is_failed():
+            return RunResult(WorkerState.FAILED, failures={global_rank[local]: one for local, one in ended.failures.items()})
+        return RunResult(WorkerState.SUCCEEDED, {global_rank[local]: value for local, value in ended.return_values.items()})
+
+    def _entrust_licence(self, licence_fd: int | None) -> None:
+        if licence_fd is not None:
+            warden_client.entrust(licence_fd)
+
+    def _licence_over(self) -> str:
+        if not isinstance(self._pcontext, WardedContext) or not self._pcontext.licence_expired:
+            return ""
+        return "this node's workers were killed: the coordination store had not confirmed this node for too long"
+
+    def _wait_for_news(self) -> None:
+        """Sleep until a worker, a peer or a signal wakes us; poll only for what cannot wake us."""
+        handler, context = self._rdzv_handler, self._pcontext
+        news_fd = context.news_fd() if isinstance(context, PContext) else None
+        peers_fd = handler.wakeup_fd() if isinstance(handler, WakingHandler) else None
+        is_ours = type(self)._monitor_workers is LocalElasticAgent._monitor_workers
+        must_poll = news_fd is None or not is_ours or not isinstance(handler, WakingHandler)
+        timeouts_s = [self._worker_group.spec.monitor_interval] if must_poll else []
+        if self._hang_watch is not None and (look_at := self._hang_watch.next_look_at()) is not None:
+            timeouts_s.append(look_at - time.monotonic())
+        if self._quiet_since is not None:
+            timeouts_s.append(self._quiet_since + QUIET_S - time.monotonic())
+        readable = wait_readable([news_fd if is_ours else None, peers_fd, inbox.fileno()], min(timeouts_s, default=None))
+        self._note_quiet(is_quiet=not readable)
+
+    def _note_quiet(self, is_quiet: bool) -> None:
+        """When workers run and nothing has happened for a moment, load what their end will need."""
+        now = time.monotonic()
+        if self._quiet_since is None:
+            return
+        if not is_quiet:
+            self._quiet_since = now
+        elif now >= self._quiet_since + QUIET_S:
+            self._quiet_since = None
+            provisions.load()
+
+
+def _with_site(env: dict[str, str]) -> dict[str, str]:
+    """Where workers are to find us behind torch's names, their interpreters have to prepare that before the program begins."""
+    if env.get(defaults.ENV_COMPAT, os.environ.get(defaults.ENV_COMPAT)) != "1":
+        return env
+    from rallypoint.worker_site import in_front
+
+    python_path = env.get(defaults.ENV_PYTHONPATH, os.environ.get(defaults.ENV_PYTHONPATH))
+    return {**env, defaults.ENV_PYTHONPATH: in_front(python_path)}
+
+
+def _mask_variables() -> tuple[str, ...]:
+    """The variables by which a worker is shown one device only, for the kinds that this machine has."""
+    from rallypoint.hardware.devices import mask_variables
+
+    return mask_variables()
+
+
+def _kill_wait(given_s: float | None) -> float | None:
+    """How long after SIGKILL a process is called unkillable, if somebody said so."""
+    text = os.environ.get(defaults.ENV_UNINTERRUPTIBLE_TIMEOUT)
+    if given_s is not None or not text:
+        return given_s
+    try:
+        return float(text)
+    except ValueError:
+        raise UsageError(f"{defaults.ENV_UNINTERRUPTIBLE_TIMEOUT} must be a number of seconds, not {text!r}") from None

@@ -1,0 +1,132 @@
+"""What an agent knows of its own run: how it stands now, for other threads to read, and its story so far, for its event file.
+
+Every change of phase is put down with its reason and with how long the last one took, on this node's own clock, so that the
+seconds add up to the time of the whole run. `docs/events.md` describes the events and their fields.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+
+from rallypoint.agent.workers import RunResult, WorkerGroup, WorkerSpec, _get_entrypoint_name
+from rallypoint.base import defaults
+from rallypoint.events import Event, EventSource
+from rallypoint.health.status import AgentStatus, StatusBoard
+from rallypoint.processes import warden_client
+from rallypoint.story import event_file, phases
+from rallypoint.story.phases import DONE, RUNNING
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from rallypoint.protocol import agent_machine as machine
+
+__all__ = ["RunRecord"]
+
+
+class RunRecord:
+    """Kept by the agent's own thread; only the board is read by others."""
+
+    def __init__(self, spec: WorkerSpec) -> None:
+        self._began_at = warden_client.launched_at() or time.monotonic()
+        self.file = event_file.current = event_file.EventFile()
+        self.board = StatusBoard(
+            AgentStatus(
+                run_id=spec.rdzv_handler.get_run_id(),
+                role=spec.role,
+                hostname=os.uname().nodename,
+                began_at=self._began_at,
+                ledger=phases.open_ledger(self._began_at),
+                max_restarts=spec.max_restarts,
+            )
+        )
+
+    def note(self, name: str, **facts: object) -> None:
+        """Put down something that happened just now."""
+        self._note_at(time.monotonic(), name, facts)
+
+    def _note_at(self, at: float, name: str, facts: dict[str, object]) -> None:
+        """With the seconds since the run began."""
+        metadata = {"t": self._since_beginning(at), **facts}
+        self.file.add(Event(f"rallypoint.{name}", EventSource.AGENT, metadata=metadata))  # type: ignore[arg-type]
+
+    def began(self, spec: WorkerSpec, settings: dict[str, object]) -> None:
+        from rallypoint import __version__
+
+        status = self.board.status
+        self.note(
+            "run.started",
+            schema=defaults.EVENT_SCHEMA,
+            run_id=status.run_id,
+            hostname=status.hostname,
+            pid=os.getpid(),
+            version=__version__,
+            role=spec.role,
+            entry_point=_get_entrypoint_name(spec.entrypoint, spec.args),
+            local_world_size=spec.local_world_size,
+            max_restarts=spec.max_restarts,
+            rdzv_backend=spec.rdzv_handler.get_backend(),
+            settings=settings,
+        )
+
+    def entered(self, state: machine.State, why: str, checkpoint_at: Callable[[], float | None]) -> None:
+        """The agent is in this state now; `checkpoint_at` gives the time of its workers' last complete checkpoint."""
+        before, phase, now = self.board.status.ledger, phases.phase_of(state), time.monotonic()
+        if phase == before.phase:
+            return
+        kept_until = None if phases.keeps_work(state) else checkpoint_at() or before.since
+        ledger = phases.enter(before, phase, now, kept_until)
+        lasted_s = _rounded(now - before.since)
+        facts: dict[str, object] = {"phase": phase, "previous": before.phase, "lasted_s": lasted_s, "why": why}
+        if before.phase == RUNNING and kept_until is not None:
+            facts["kept_s"] = _rounded(ledger.seconds[RUNNING] - before.seconds[RUNNING])
+        self.board.change(ledger=ledger, why=why)
+        self._note_at(now, "phase", facts)
+
+    def formed(self, group: WorkerGroup, generation: int, restarts: int, folder: str) -> None:
+        """All workers of a generation have been started here."""
+        ranks = tuple(worker.global_rank for worker in group.workers)
+        pids = tuple(worker.id if isinstance(worker.id, int) else str(worker.id) for worker in group.workers)
+        shared: dict[str, object] = {
+            "generation": generation or self.board.status.generation + 1,
+            "group_rank": group.group_rank,
+            "group_world_size": group.group_world_size,
+            "world_size": group.workers[0].world_size if group.workers else 0,
+            "restarts": restarts,
+        }
+        self.board.change(ranks=ranks, pids=pids, **shared)
+        master = {"master_addr": group.master_addr, "master_port": group.master_port}
+        self.note("generation", **shared, ranks=list(ranks), pids=list(pids), **master, folder=folder)
+
+    def failed(self, result: RunResult) -> None:
+        status = self.board.status
+        self.board.count("failed_workers", len(result.failures))
+        for rank, failure in sorted(result.failures.items()):
+            self.note(
+                "worker.failed",
+                generation=status.generation,
+                rank=rank,
+                local_rank=failure.local_rank,
+                pid=failure.pid,
+                exitcode=failure.exitcode,
+                message=failure.message,
+                log_file=failure.log_file,
+                ago_s=_rounded(max(0.0, time.time() - failure.failed_at)),
+            )
+
+    def ended(self, succeeded: bool, why: str) -> None:
+        now = time.monotonic()
+        ledger = phases.enter(self.board.status.ledger, DONE, now)
+        self.board.change(ledger=ledger, why=why)
+        seconds = {phase: _rounded(spent) for phase, spent in ledger.seconds.items()}
+        wall_s = self._since_beginning(now)
+        self._note_at(now, "run.ended", {"succeeded": succeeded, "why": why, "seconds": seconds, "wall_s": wall_s})
+
+    def _since_beginning(self, now: float) -> float:
+        return _rounded(now - self._began_at)
+
+
+def _rounded(seconds: float) -> float:
+    """Microseconds are enough, and can be read."""
+    return round(seconds, 6)

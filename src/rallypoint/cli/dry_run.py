@@ -1,0 +1,226 @@
+"""What a launch would do on this node, in words: the text that ``rallyrun --dry-run`` prints instead of starting anything.
+
+Nothing is made, reached or changed for it. What only the meeting of the nodes can tell, such as the master's address, is named
+in angle brackets. Values that go by the name of a secret are hidden, as are passwords within addresses: such a text
+ends up in logs and in messages to colleagues.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+
+from rallypoint.agent.config import LaunchConfig, resolve_shutdown_timeout
+from rallypoint.base import defaults
+from rallypoint.errors import UsageError
+from rallypoint.hardware.devices import mask_variables
+from rallypoint.net.endpoint import parse_rendezvous_endpoint
+from rallypoint.output.log_specs import DefaultLogsSpecs, LogsDest
+from rallypoint.protocol.ranks import Member, assign
+from rallypoint.protocol.worker_plan import Group, WorkerPlan, plan_worker
+from rallypoint.rendezvous.settings import BY_KEY, read_settings
+from rallypoint.rendezvous.settings import describe as describe_settings
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    Entrypoint = Callable[..., Any] | str | None
+
+__all__ = ["describe"]
+
+_HIDDEN = "<hidden>"
+_MEETING = "<known when the nodes have met>"
+_START = "<chosen at the start>"
+_SECRET_WORDS = {"secret", "token", "password", "passwd", "passphrase", "credential", "credentials", "apikey", "auth"}
+_KEYS = {("api", "key"), ("access", "key"), ("private", "key"), ("account", "key"), ("auth", "key")}
+_LOGIN = re.compile(r"://[^/@\s]+@")
+_WIDTH = 14
+
+
+def describe(config: LaunchConfig, entry: Entrypoint, arguments: Sequence[Any]) -> str:
+    """The plan for this node; UsageError where there can be none, as for a binding that the machine does not allow."""
+    plans = _plans(config, arguments)
+    logs = _logs(config, len(plans))
+    cpus, notes = _cpus(config, plans)
+    lines = ["Nothing is started; this is the plan for this node.", "", "job", *_job(config, logs is None)]
+    for plan in plans:
+        lines += ["", f"worker {plan.local_rank}", *_worker(config, entry, plan, logs)]
+        lines += _row("CPUs", cpus[plan.local_rank])
+    return "\n".join([*lines, *(f"\n{note}" for note in notes)]) + "\n"
+
+
+def _job(config: LaunchConfig, has_own_logs: bool) -> Iterator[str]:
+    least, most = config.min_nodes, config.max_nodes
+    yield from _row("run id", config.run_id or _START)
+    yield from _row("nodes", f"{least}" if least == most else f"{least} to {most}")
+    yield from _row("workers here", f"{config.nproc_per_node}, role {config.role}")
+    yield from _row("rendezvous", " at ".join(filter(None, [config.rdzv_backend, _veil(config.rdzv_endpoint)])))
+    yield from _row("settings", _settings(config))
+    yield from _row("restarts", f"{config.max_restarts} at most" + _pauses(config))
+    yield from _row("time-outs", ", ".join(_time_outs(config)))
+    yield from _row("signals", f"{config.signals_to_handle or 'none'}, passed on to the workers")
+    if has_own_logs:
+        yield from _row("logs", f"as {type(config.logs_specs).__name__} decides")
+
+
+def _pauses(config: LaunchConfig) -> str:
+    if not config.max_restarts:
+        return ""
+    codes = ", ".join(map(str, config.no_retry_exit_codes))
+    window = f", counted over {config.restart_window:g} s" if config.restart_window else ""
+    return f", the second after {config.restart_backoff:g} s{window}" + (f"; none after exit code {codes}" if codes else "")
+
+
+def _time_outs(config: LaunchConfig) -> Iterator[str]:
+    kill_wait = os.environ.get(defaults.ENV_UNINTERRUPTIBLE_TIMEOUT) or f"{defaults.UNINTERRUPTIBLE_TIMEOUT_S:g}"
+    yield f"SIGKILL {resolve_shutdown_timeout(config.shutdown_timeout)} s after the first signal"
+    yield f"given up {kill_wait} s after SIGKILL"
+    yield f"exit barrier {config.exit_barrier_timeout:g} s"
+    if config.rdzv_backend == defaults.BACKEND_CLI:
+        yield f"rendezvous {config.rdzv_configs['timeout']} s"
+
+
+def _settings(config: LaunchConfig) -> str:
+    """Those of the rendezvous: ours in words, and whatever else a back end is given, as it stands."""
+    ours = {key: value for key, value in config.rdzv_configs.items() if key in BY_KEY or key == "conf_file"}
+    others = {key: value for key, value in config.rdzv_configs.items() if key not in ours}
+    known = describe_settings(read_settings(ours, os.environ)) if config.max_nodes > 1 else ""
+    return ", ".join(filter(None, [known, *(f"{key} {_shown(key, str(value))}" for key, value in others.items())]))
+
+
+def _plans(config: LaunchConfig, arguments: Sequence[Any]) -> list[WorkerPlan]:
+    """As if this node were the only one; `_environment` takes back what the others will change."""
+    variables = mask_variables() if config.virtual_local_rank else ()
+    address, port = _master(config)
+    group = Group(
+        role=config.role,
+        group_rank=0,
+        group_world_size=1,
+        local_world_size=config.nproc_per_node,
+        master_addr=address,
+        master_port=port,
+        restart_count=0,
+        max_restarts=config.max_restarts,
+        run_id=config.run_id or _START,
+        use_agent_store=False,
+        signals_to_handle=config.signals_to_handle,
+        hostname=os.uname().nodename,
+        prefix_template=config.log_line_prefix_template,
+        virtual_local_rank=config.virtual_local_rank,
+        visible_devices=next((os.environ[name] for name in variables if os.environ.get(name)), None),
+        extra_env=config.worker_env,
+        inherited=os.environ,
+        mask_variables=variables,
+    )
+    return [plan_worker(group, ranks, arguments) for ranks in assign([Member(config.role, config.nproc_per_node)], 0)]
+
+
+def _master(config: LaunchConfig) -> tuple[str, int]:
+    """With the static back end the endpoint is the master; else it is found at the rendezvous."""
+    if config.rdzv_backend != defaults.BACKEND_CLI:
+        return "", 0
+    return parse_rendezvous_endpoint(config.rdzv_endpoint, default_port=defaults.MASTER_PORT)
+
+
+def _worker(config: LaunchConfig, entry: Entrypoint, plan: WorkerPlan, logs: LogsDest | None) -> Iterator[str]:
+    yield from _command(config, entry, plan.args)
+    environment = _environment(config, plan)
+    if logs is not None:
+        environment[defaults.ENV_ERROR_FILE] = logs.error_files[plan.local_rank]
+    yield from _row("environment", *(f"{name}={_shown(name, value)}" for name, value in environment.items()))
+    if logs is not None:
+        for name, files, tees in (("stdout", logs.stdouts, logs.tee_stdouts), ("stderr", logs.stderrs, logs.tee_stderrs)):
+            also = " and the console" if plan.local_rank in tees else ""
+            yield from _row(name, (files[plan.local_rank] or "the console") + also)
+
+
+def _command(config: LaunchConfig, entry: Entrypoint, args: Sequence[Any]) -> list[str]:
+    if isinstance(entry, str):
+        return _row("command", shlex.join(_veiled_arguments([entry, *map(str, args)])))
+    name = f"{getattr(entry, '__module__', '')}.{getattr(entry, '__qualname__', type(entry).__name__)}"
+    texts = iter(_veiled_arguments([arg for arg in args if isinstance(arg, str)]))
+    shown = [repr(next(texts)) if isinstance(arg, str) else f"<{type(arg).__name__}>" for arg in args]
+    return _row("function", f"{name}({', '.join(shown)}), started by {config.start_method}")
+
+
+def _environment(config: LaunchConfig, plan: WorkerPlan) -> dict[str, str]:
+    """What rallypoint adds to what the worker inherits; of several nodes only this one is known yet."""
+    env = dict(plan.env)
+    unknown = {defaults.ENV_USE_AGENT_STORE: _START}
+    if config.rdzv_backend != defaults.BACKEND_CLI:
+        unknown |= dict.fromkeys((defaults.ENV_MASTER_ADDR, defaults.ENV_MASTER_PORT), _MEETING)
+    if config.max_nodes > 1:
+        unknown |= dict.fromkeys((defaults.ENV_WORLD_SIZE, defaults.ENV_ROLE_WORLD_SIZE), _MEETING)
+        unknown |= dict.fromkeys((defaults.ENV_RANK, defaults.ENV_ROLE_RANK), f"<first of this node> + {plan.local_rank}")
+        unknown[defaults.ENV_GROUP_RANK] = str(config.rdzv_configs.get("rank", _MEETING))
+        unknown[defaults.ENV_GROUP_WORLD_SIZE] = str(config.max_nodes) if config.min_nodes == config.max_nodes else _MEETING
+    return env | {name: text for name, text in unknown.items() if name not in config.worker_env}
+
+
+def _logs(config: LaunchConfig, workers: int) -> LogsDest | None:
+    """Where the default layout would put each file; a plug-in keeps that to itself until it makes them."""
+    specs = config.logs_specs
+    if not isinstance(specs, DefaultLogsSpecs):
+        return None
+    root = os.path.abspath(specs.root_log_dir)
+    if specs._is_temporary:
+        root = os.path.join(os.path.dirname(root), "rallypoint_<random>")
+    folder = os.path.join(root, f"{config.run_id or '<run id>'}_<random>", "attempt_<n>")
+    return specs._destinations(list(range(workers)), "" if root == os.devnull else folder)
+
+
+def _cpus(config: LaunchConfig, plans: Sequence[WorkerPlan]) -> tuple[dict[int, str], tuple[str, ...]]:
+    """In words, for each local rank, and what else is to be told about them."""
+    from rallypoint.hardware.binding import format_cpus
+
+    if config.numa_options is None:
+        allowed = format_cpus(sorted(os.sched_getaffinity(0)))
+        return dict.fromkeys(range(len(plans)), f"{allowed}: all that may be used, as no binding was asked for"), ()
+    from rallypoint.affinity import plan_binding, read_options
+
+    options = read_options(config.numa_options)
+    try:
+        bound = plan_binding(options.affinity_mode, {plan.local_rank: plan.env for plan in plans})
+    except UsageError as problem:
+        if not options.should_fall_back_if_binding_fails:
+            raise
+        return dict.fromkeys(range(len(plans)), "not bound, see below"), (str(problem),)
+    return {one.local_rank: f"{format_cpus(one.cpus)}: {one.why}" for one in bound.bindings}, bound.notes
+
+
+def _row(name: str, *texts: str) -> list[str]:
+    """One or more lines under a name; none where there is nothing to tell."""
+    return [f"  {name if not index else '':{_WIDTH}}{text}" for index, text in enumerate(texts) if text]
+
+
+def _shown(name: str, text: str) -> str:
+    return _HIDDEN if _is_secret(name) else _veil(text)
+
+
+def _veil(text: str) -> str:
+    return _LOGIN.sub(f"://{_HIDDEN}@", text)
+
+
+def _is_secret(name: str) -> bool:
+    words = [word for word in re.split(r"[^a-z0-9]+", name.lower()) if word]
+    return bool(_SECRET_WORDS & set(words)) or any(pair in _KEYS for pair in pairwise(words))
+
+
+def _veiled_arguments(arguments: Sequence[str]) -> list[str]:
+    """A program's arguments without what follows the name of a secret, after a space or an equals sign."""
+    shown = []
+    before = ""
+    for argument in arguments:
+        name, equals, _ = argument.partition("=")
+        if equals and _is_secret(name):
+            shown.append(f"{name}={_HIDDEN}")
+        elif before.startswith("-") and "=" not in before and _is_secret(before) and not argument.startswith("-"):
+            shown.append(_HIDDEN)
+        else:
+            shown.append(_veil(argument))
+        before = argument
+    return shown

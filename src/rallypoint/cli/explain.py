@@ -1,0 +1,211 @@
+"""The command ``rallypoint explain``: what became of a run, from the events that its agents left in their log folders.
+
+It prints how the run ended, what happened and when, and where the time went: seconds of starting, waiting, stopping, running
+and lost work for each node. ``--json`` gives the same as one JSON document.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+import textwrap
+import time
+from collections.abc import Iterator, Sequence
+
+from rallypoint.base.bounded_json import clip
+from rallypoint.cli.command_line import closest
+from rallypoint.errors import ExitCode, UsageError
+from rallypoint.story import phases
+from rallypoint.story.chronicle import Entry, NodeRun
+from rallypoint.story.event_logs import select
+from rallypoint.story.event_records import ENDED
+from rallypoint.story.goodput import Account
+from rallypoint.story.story import Story, duration, many, sentence, tell
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+__all__ = ["SCHEMA", "USAGE", "document", "explain_main", "render"]
+
+SCHEMA = 1  # of the JSON document
+USAGE = """\
+usage: rallypoint explain PATH [PATH ...] [--json] [--all]
+
+Tells the story of a run from the events that its agents left in their log folders: a timeline of what happened, and a table of
+where the time went. Each PATH is a run folder, an events.jsonl file, or a log folder that holds run folders, of which the newest
+run is told; name the folders of all nodes to have their stories told as one.
+
+  --json      print one JSON document instead of text
+  --all       show the events of other kinds, too, such as those for torch's names
+  --help      show this and exit"""
+
+_FLAGS = ("--json", "--all", "--help", "-h")
+_WIDTH = 100
+_NODE_MAX = 24
+_NAMED_MAX = 10  # the table names them all
+_COLUMNS = (phases.STARTING, phases.WAITING, phases.STOPPING, phases.RUNNING, phases.LOST)
+_UNIT = re.compile(r"(?<=\d) (?=(?:s|min|h)\b)")
+_JOINT = "\N{NO-BREAK SPACE}"
+_FILES = {"log_file": "log", "stacks": "stacks"}  # facts that have a line of their own, to be copied
+
+
+def explain_main(argv: Sequence[str]) -> int:
+    """The command; returns its exit code."""
+    try:
+        flags, paths = _read_arguments(argv)
+        if flags & {"--help", "-h"}:
+            return _print(USAGE)
+        chosen = select(paths, show_all="--all" in flags)
+        story = tell(chosen.logs, show_all="--all" in flags)
+    except UsageError as error:
+        print(f"rallypoint explain: error: {clip(str(error), 10_000)}", file=sys.stderr)
+        return ExitCode.USAGE
+    if chosen.left_out:
+        story = story.replace(notes=(*story.notes, chosen.left_out))
+    return _print(json.dumps(document(story), indent=2) if "--json" in flags else render(story))
+
+
+def _read_arguments(argv: Sequence[str]) -> tuple[set[str], list[str]]:
+    """Flags and paths in any order; after ``--`` everything is a path."""
+    end = argv.index("--") if "--" in argv else len(argv)
+    flags = {word for word in argv[:end] if word.startswith("-")}
+    paths = [word for word in argv[:end] if not word.startswith("-")] + list(argv[end + 1 :])
+    for unknown in sorted(flags - set(_FLAGS)):
+        meant = closest(unknown, _FLAGS)
+        raise UsageError(f"unknown flag {unknown}" + (f"; did you mean {meant}?" if meant else ""))
+    if not paths and not flags & {"--help", "-h"}:
+        raise UsageError("no path was given; write rallypoint explain PATH, the log folder of a run")
+    return flags, paths
+
+
+def _print(text: str) -> int:
+    encoding = sys.stdout.encoding or "utf-8"
+    try:
+        print(text.encode(encoding, "backslashreplace").decode(encoding), flush=True)
+    except BrokenPipeError:  # the reader has seen enough, as `head` has
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return ExitCode.SUCCESS
+
+
+# --- text --------------------------------------------------------------------------------------------------------------------
+
+
+def render(story: Story) -> str:
+    """The story as text, of lines that fit a terminal."""
+    parts = [_header(story), _timeline(story), _table(story)]
+    if story.notes:
+        parts.append("notes\n" + "\n".join(_wrap(note, "  - ", "    ") for note in story.notes))
+    return "\n\n".join(parts)
+
+
+def _header(story: Story) -> str:
+    ending = {True: "succeeded", False: "did not succeed", None: "has no end"}[story.outcome.succeeded]
+    names = ", ".join(run.node for run in story.runs[:_NAMED_MAX])
+    more = f" and {len(story.runs) - _NAMED_MAX} more" if len(story.runs) > _NAMED_MAX else ""
+    lines = [f"run {story.run_id or '(of an unknown id)'} {ending}: {story.outcome.why or 'no reason is told'}"]
+    lines.append(f"from {_date(story.begin_ms)} for {duration(_since_s(story, story.end_ms))}")
+    lines.append(f"{many(len(story.runs), 'agent')}: {names}{more}")
+    return "\n".join(_wrap(line, "", "  ") for line in lines)
+
+
+def _date(at_ms: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(at_ms / 1000))
+
+
+def _since_s(story: Story, at_ms: float) -> float:
+    return round(max(0.0, at_ms - story.begin_ms) / 1000, 3)
+
+
+def _wrap(text: str, first: str, others: str) -> str:
+    """Lines of whole words, and of numbers with their units."""
+    wrapper = textwrap.TextWrapper(_WIDTH, first, others, break_long_words=False, break_on_hyphens=False)
+    return wrapper.fill(_UNIT.sub(_JOINT, text)).replace(_JOINT, " ")
+
+
+def _timeline(story: Story) -> str:
+    times = [f"+{_since_s(story, entry.at_ms):.3f}s" for entry in story.entries]
+    nodes = [_nodes(story, entry) for entry in story.entries]
+    time_width, node_width = (max(map(len, column), default=0) for column in (times, nodes))
+    indent = " " * (time_width + node_width + 4)
+    lines = []
+    for at, node, entry in zip(times, nodes, story.entries, strict=True):
+        lines.append(_wrap(sentence(entry), f"{at:>{time_width}}  {node:<{node_width}}  ", indent + "  "))
+        lines += [f"{indent}  {label}: {entry.facts[fact]}" for fact, label in _FILES.items() if fact in entry.facts]
+    return "\n".join(lines)
+
+
+def _nodes(story: Story, entry: Entry) -> str:
+    if 1 < len(entry.nodes) == len(story.runs):
+        return "all"
+    more = f" +{len(entry.nodes) - 1}" if len(entry.nodes) > 1 else ""
+    return clip(entry.nodes[0], 1000, _NODE_MAX - len(more)) + more
+
+
+def _table(story: Story) -> str:
+    heads = [*_COLUMNS, "wall"]
+    lines = [f"{'seconds':<{_NODE_MAX + 2}}" + "".join(f"{head:>10}" for head in heads) + f"{'goodput':>10}"]
+    lines += [_row(run.node, run.account, _is_open(run)) for run in story.runs]
+    lines.append(_row("all", story.total, False))
+    return "\n".join([*lines, *_remarks(story)])
+
+
+def _row(name: str, account: Account, is_open: bool) -> str:
+    numbers = [*(account.seconds[phase] for phase in _COLUMNS), account.wall_s]
+    digits = 2 if account.wall_s < 100_000 else 0
+    cells = "".join(f"{number:>10.{digits}f}" for number in numbers)
+    return f"{clip(name, 1000, _NODE_MAX) + ' *' * is_open:<{_NODE_MAX + 2}}{cells}{account.goodput:>10.1%}"
+
+
+def _is_open(run: NodeRun) -> bool:
+    return run.first(ENDED) is None
+
+
+def _remarks(story: Story) -> Iterator[str]:
+    if any(map(_is_open, story.runs)):
+        yield "* killed or still running: counted up to the last event"
+    untold = [(run.node, run.account.untold_s) for run in story.runs if run.account.untold_s]
+    for node, untold_s in untold:
+        yield f"{node}: {abs(untold_s):.2f} s {'missing from' if untold_s > 0 else 'more than'} the wall time"
+    if not untold:
+        yield "each row adds up to its wall time; goodput is running / wall"
+
+
+# --- JSON --------------------------------------------------------------------------------------------------------------------
+
+
+def document(story: Story) -> dict[str, Any]:
+    """The same, for programs."""
+    return {
+        "schema": SCHEMA,
+        "run_id": story.run_id,
+        "succeeded": story.outcome.succeeded,
+        "why": story.outcome.why,
+        "begin_ms": round(story.begin_ms),
+        "end_ms": round(story.end_ms),
+        "nodes": [_node_document(run) for run in story.runs],
+        "total": _account_document(story.total),
+        "timeline": [_entry_document(story, entry) for entry in story.entries],
+        "notes": list(story.notes),
+    }
+
+
+def _node_document(run: NodeRun) -> dict[str, Any]:
+    who = {"node": run.node, "hostname": run.hostname, "pid": run.pid, "path": run.path}
+    return {**who, "has_ended": not _is_open(run), **_account_document(run.account)}
+
+
+def _account_document(account: Account) -> dict[str, Any]:
+    return {
+        "seconds": {phase: round(lasted_s, 6) for phase, lasted_s in account.seconds.items()},
+        "untold_s": round(account.untold_s, 6),
+        "wall_s": round(account.wall_s, 6),
+        "goodput": round(account.goodput, 6),
+    }
+
+
+def _entry_document(story: Story, entry: Entry) -> dict[str, Any]:
+    since_s = _since_s(story, entry.at_ms)
+    return {"since_s": since_s, "nodes": list(entry.nodes), "kind": entry.kind, "text": sentence(entry), "facts": entry.facts}

@@ -1,0 +1,242 @@
+"""The commands ``rallyrun`` and ``rallypoint``: from a command line to a running job, and from its end to an exit code.
+
+This is the outermost boundary of the process: whatever comes up from below is turned into words on stderr and one of the codes of
+`ExitCode`. What rallypoint has to say while it runs goes there too, line by line, each in a single write, so that it does not mix
+with what workers say. ``LOGLEVEL`` chooses how much. A stderr that takes nothing stops nothing: only when all is over is it
+waited for, as any program would, though not for ever, and no longer than until the next signal.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+
+from rallypoint import errors
+from rallypoint.base import defaults, outbox, report
+from rallypoint.cli import command_line
+from rallypoint.cli.arguments import config_from_args, get_rdzv_endpoint, parse_min_max_nnodes
+from rallypoint.cli.entry_point import get_use_env, run_script_path
+from rallypoint.errors import ExitCode
+from rallypoint.hardware.devices import determine_local_world_size
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+__all__ = [
+    "config_from_args",
+    "determine_local_world_size",
+    "get_rdzv_endpoint",
+    "get_use_env",
+    "main",
+    "parse_args",
+    "parse_min_max_nnodes",
+    "rallypoint_main",
+    "run",
+    "run_script_path",
+]
+
+_COMMANDS = ("run", "explain", "stacks")
+_LEVELS = {"DEBUG": 10, "INFO": 20, "WARN": 30, "WARNING": 30, "ERROR": 40, "CRITICAL": 50, "FATAL": 50}
+_SIGNAL_BASE = 128  # what shells add to the number of the signal that ended a process
+_SIGINT = 2
+_LAST_LINES_S = 60.0  # for a console that takes its time, as a pager does
+_LAST_LINES_AFTER_A_SIGNAL_S = 5.0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command ``rallyrun``; returns its exit code."""
+    return _speaking(lambda: _launch(argv))
+
+
+def _launch(argv: Sequence[str] | None) -> int:
+    args = SimpleNamespace(pass_exit_code=False)
+    try:
+        args = parse_args(argv)
+        if not args.training_script:
+            return _answer(args)
+        run(args)
+    except (Exception, KeyboardInterrupt) as error:  # the process ends here, whatever it was
+        return _explain(error, args.pass_exit_code)
+    return ExitCode.SUCCESS
+
+
+def rallypoint_main(argv: Sequence[str] | None = None) -> int:
+    """The command ``rallypoint``: ``rallypoint run …`` is ``rallyrun …``."""
+    command, *rest = list(sys.argv[1:] if argv is None else argv) or ["--help"]
+    if command == "run":
+        return main(rest)
+    if command in _COMMANDS:
+        return _command(command, rest)
+    if command == "--version":
+        return _print(_version("rallypoint"))
+    if command in ("-h", "--help"):
+        from rallypoint.cli import usage
+
+        return _print(usage.overview())
+    return _speaking(lambda: _refuse(command))
+
+
+def _refuse(command: str) -> int:
+    meant = command_line.closest(command, _COMMANDS)
+    advice = f"did you mean rallypoint {meant}?" if meant else f"the commands are: {', '.join(_COMMANDS)}"
+    report.error(f"rallypoint: error: unknown command {command!r}; {advice}")
+    return ExitCode.USAGE
+
+
+def _speaking(work: Callable[[], int]) -> int:
+    """Do it with stderr for all that there is to say, and see to it that the last of it is read."""
+    _set_sink()
+    outbox.begin_duty()
+    try:
+        code = work()
+        _await_readers(_LAST_LINES_AFTER_A_SIGNAL_S if code > _SIGNAL_BASE else _LAST_LINES_S)
+        return code
+    finally:
+        outbox.end_duty(0.0)
+        report.set_sink(None)  # whoever called us may have a logger of its own
+
+
+def _await_readers(patience_s: float) -> None:
+    if outbox.flush(0.2):  # nearly always, and then nothing is to be imported for it
+        return
+    from rallypoint.base.signals import inbox
+
+    with inbox.watch(defaults.SIGNALS_TO_HANDLE):
+        outbox.flush(patience_s, inbox.collect)
+
+
+def parse_args(args: Sequence[str] | None = None) -> SimpleNamespace:
+    """The command line and the PET_ variables, as arguments under torchrun's names."""
+    return command_line.parse(sys.argv[1:] if args is None else args, os.environ)
+
+
+def run(args: Any) -> None:
+    """Run the job that `args` describe, to its end."""
+    config, entry, arguments = config_from_args(args)
+    if getattr(args, "dry_run", False):  # arguments of a parser of torchrun's have none
+        from rallypoint.cli import dry_run
+
+        _print(dry_run.describe(config, entry, arguments))
+        return
+    from rallypoint.agent import launch
+
+    launch.elastic_launch(config, entry)(*arguments)
+
+
+def _command(name: str, argv: list[str]) -> int:
+    """A command that looks at a run, and runs none."""
+    if name == "explain":
+        from rallypoint.cli.explain import explain_main
+
+        return explain_main(argv)
+    from rallypoint.cli.stacks import stacks_main
+
+    return stacks_main(argv)
+
+
+def _answer(args: SimpleNamespace) -> int:
+    """The flags that want an answer and no job."""
+    if args.version:
+        return _print(_version("rallyrun"))
+    if args.help:
+        from rallypoint.cli import usage
+
+        return _print(usage.help_text())
+    from rallypoint.cli import completion
+
+    return _print(completion.script(args.print_completion))
+
+
+def _explain(error: BaseException, pass_exit_code: bool) -> int:
+    """Say what ended the job, and choose the exit code that tells it to a scheduler."""
+    if errors.is_child_failure(error):
+        report.error(str(error))
+        return _first_cause(error) if pass_exit_code else ExitCode.WORKER_FAILED
+    match error:
+        case errors.JobFailedError() if pass_exit_code and error.cause_exitcode is not None:
+            report.error(f"rallyrun: error: {error}")
+            return _first_cause(error)
+        case errors.SignalException():
+            return _SIGNAL_BASE + int(error.sigval)
+        case KeyboardInterrupt():
+            return _SIGNAL_BASE + _SIGINT
+    code = errors.exit_code(error)
+    if code == ExitCode.INTERNAL:
+        return _confess(error)
+    if errors.is_hosts_fault(error) and not isinstance(error, errors.RallypointError):
+        report.debug(_traceback(error))
+        report.error(f"rallyrun: error: this host cannot run the workers: {_trouble(error)}")
+    else:
+        report.error(f"rallyrun: error: {errors.in_words(error)}")
+    return code
+
+
+def _trouble(error: BaseException) -> str:
+    """What the host lacks, and where that is set; with nothing left to read that from, what the error itself says."""
+    try:
+        from rallypoint.base import limits as host_limits
+
+        return host_limits.exhausted(error) or errors.in_words(error)
+    except (ImportError, OSError, MemoryError):
+        return errors.in_words(error)
+
+
+def _first_cause(error: Any) -> int:
+    """The exit code of the worker that failed first, as a shell would give it."""
+    code = error.cause_exitcode
+    if code is None:
+        code = int(error.get_first_failure()[1].exitcode) if error.failures else ExitCode.WORKER_FAILED
+    return _SIGNAL_BASE - code if code < 0 else code or ExitCode.WORKER_FAILED
+
+
+def _confess(error: BaseException) -> int:
+    """What nobody foresaw is a bug of ours, and its traceback is what will find it."""
+    report.error(_traceback(error))
+    report.error("rallyrun: error: this is a bug in rallypoint, not in your program; please report it with the lines above")
+    return ExitCode.INTERNAL
+
+
+def _traceback(error: BaseException) -> str:
+    import traceback
+
+    return "".join(traceback.format_exception(type(error), error, error.__traceback__)).rstrip()
+
+
+def _version(program: str) -> str:
+    from rallypoint import __version__
+
+    return f"{program} {__version__}"
+
+
+def _print(text: str) -> int:
+    try:
+        print(text.rstrip("\n"), flush=True)
+    except BrokenPipeError:  # the reader has seen enough, as `head` has
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return ExitCode.SUCCESS
+
+
+def _set_sink() -> None:
+    name = os.environ.get(defaults.ENV_LOG_LEVEL, "").strip().upper()
+    least = int(name) if name.isdecimal() else _LEVELS.get(name, report.INFO)
+
+    def tell(level: int, text: str) -> None:
+        _write(text if level >= report.ERROR else f"rallyrun: {text}")
+
+    report.set_sink(tell, min(least, report.ERROR))
+
+
+def _write(text: str) -> None:
+    data = memoryview(f"{text}\n".encode(errors="backslashreplace"))
+    try:
+        while data:
+            data = data[os.write(2, data) :]
+    except BlockingIOError:  # somebody who shares it has made it so
+        from rallypoint.output.log_file import write_all
+
+        write_all(2, data)
+    except OSError:  # a stderr that is closed or full must not end a job that runs well
+        return

@@ -1,0 +1,175 @@
+"""The command ``rallypoint stacks``: what a worker does at this moment, asked over its control socket."""
+
+from __future__ import annotations
+
+import glob
+import http.client
+import os
+import socket
+import sys
+from collections.abc import Iterator, Sequence
+
+from rallypoint.base import report
+from rallypoint.control_plane import TORCH_WORKER_SERVER_SOCKET
+from rallypoint.errors import ExitCode, RallypointError, UsageError
+from rallypoint.net.private_socket import peer_of
+
+__all__ = ["ask", "find_sockets", "stacks_main"]
+
+ANSWER_S = 5.0
+ANSWER_BYTES_MAX = 16 * 1024 * 1024
+ENVIRONMENT_BYTES_MAX = 4 * 1024 * 1024
+PROCESSES_MAX = 100_000  # of a tree, that are looked at
+USAGE = f"""\
+usage: rallypoint stacks SOCKET|PID ...
+
+Print the Python stacks of all threads of a worker that runs its work in worker_main().
+SOCKET  the path of its control socket, as in {TORCH_WORKER_SERVER_SOCKET}
+PID     a worker, or the launcher: then of all workers below it
+"""
+
+
+def stacks_main(argv: Sequence[str]) -> int:
+    """Returns the exit code: that of a failure, if any one of those who were asked did not answer."""
+    if not argv or any(word in ("-h", "--help") for word in argv):
+        (sys.stdout if argv else sys.stderr).write(USAGE)
+        return ExitCode.SUCCESS if argv else ExitCode.USAGE
+    code = ExitCode.SUCCESS
+    for word in argv:
+        try:
+            paths = find_sockets(int(word)) if word.isdecimal() else [word]
+        except UsageError as error:
+            code = _complain(error, ExitCode.USAGE)
+            continue
+        for path in paths:
+            code = _show(path) or code
+    return code
+
+
+def _show(path: str) -> int:
+    try:
+        pid, stacks = ask(path, "dump_traceback")
+    except RallypointError as error:
+        return _complain(error, ExitCode.USAGE if isinstance(error, UsageError) else ExitCode.WORKER_FAILED)
+    lines = [f"=== process {pid} at {path}", *stacks.split("\n")]
+    print("\n".join(map(report.escaped, lines)), flush=True)
+    return ExitCode.SUCCESS
+
+
+def _complain(error: RallypointError, code: int) -> int:
+    print(f"rallypoint stacks: error: {error}", file=sys.stderr)
+    return code
+
+
+# --- asking ----------------------------------------------------------------------------------------------------------------
+
+
+class _UnixConnection(http.client.HTTPConnection):
+    def __init__(self, path: str) -> None:
+        super().__init__("localhost", timeout=ANSWER_S)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(ANSWER_S)
+        self.sock.connect(self._path)
+
+
+def ask(path: str, handler: str) -> tuple[int, str]:
+    """Which process answers at the socket, and what. UsageError: nobody can; RallypointError: it does not."""
+    connection = _UnixConnection(path)
+    try:
+        connection.connect()
+        pid, _ = peer_of(connection.sock)
+    except OSError as error:
+        connection.close()
+        raise UsageError(f"there is no worker at {path!r}: {error.strerror or error}") from error
+    try:
+        return pid, _ask(connection, handler)
+    except TimeoutError:
+        raise RallypointError(
+            f"process {pid} at {path!r} does not answer within {ANSWER_S:g} s:"
+            " it is stopped, or in native code that lets no Python code run"
+        ) from None
+    except (OSError, http.client.HTTPException) as error:
+        raise RallypointError(f"process {pid} at {path!r} did not answer, as to one of another user: {error}") from error
+    finally:
+        connection.close()
+
+
+def _ask(connection: http.client.HTTPConnection, handler: str) -> str:
+    connection.request("POST", f"/handler/{handler}", headers={"Connection": "close"})
+    response = connection.getresponse()
+    text = response.read(ANSWER_BYTES_MAX).decode(errors="replace")
+    if response.status != http.client.OK:
+        raise http.client.HTTPException(f"{response.status} {response.reason}: {text.strip()}")
+    return text
+
+
+# --- finding ---------------------------------------------------------------------------------------------------------------
+
+
+def find_sockets(pid: int) -> list[str]:
+    """The control sockets at which a process and those below it listen; UsageError if there are none."""
+    if not os.path.exists(f"/proc/{pid}"):
+        raise UsageError(f"there is no process {pid}")
+    tree = dict.fromkeys(_tree(pid))
+    named = dict.fromkeys(path for one in tree if (path := _named_by(one)))
+    found = [path for path in dict.fromkeys(one for path in named for one in _places(path)) if _listener_at(path) in tree]
+    if not found:
+        why = f"nothing listens at {', '.join(named)}; is the work inside worker_main()?" if named else "it is not set"
+        raise UsageError(f"neither process {pid} nor one below it has a {TORCH_WORKER_SERVER_SOCKET}: {why}")
+    return found
+
+
+def _places(path: str) -> list[str]:
+    """The path itself, and where it is one for several workers, those that the launcher made of it."""
+    numbered = [one for one in glob.glob(f"{glob.escape(path)}.*") if one[len(path) + 1 :].isdecimal()]
+    return [path, *sorted(numbered, key=lambda one: int(one[len(path) + 1 :]))]
+
+
+def _listener_at(path: str) -> int | None:
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.settimeout(ANSWER_S)
+        try:
+            probe.connect(path)
+            return peer_of(probe)[0]
+        except OSError:  # nobody, or another's
+            return None
+
+
+def _tree(pid: int) -> Iterator[int]:
+    """The process, and all below it; nearer ones first."""
+    waiting = [pid]
+    for _ in range(PROCESSES_MAX):
+        if not waiting:
+            return
+        one = waiting.pop(0)
+        yield one
+        waiting += _children(one)
+
+
+def _children(pid: int) -> list[int]:
+    found: list[int] = []
+    try:
+        for task in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{task}/children", encoding="ascii") as file:
+                found += map(int, file.read().split())
+    except OSError:  # it has ended meanwhile
+        return found
+    return found
+
+
+def _named_by(pid: int) -> str | None:
+    """The socket in the environment with which a process was started, as its folder would have it."""
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            variables = file.read(ENVIRONMENT_BYTES_MAX).split(b"\0")
+        folder = os.readlink(f"/proc/{pid}/cwd")
+    except OSError:  # it has ended, or belongs to another user
+        return None
+    prefix = f"{TORCH_WORKER_SERVER_SOCKET}=".encode()
+    for variable in variables:
+        if variable.startswith(prefix) and len(variable) > len(prefix):
+            return os.path.join(folder, os.fsdecode(variable[len(prefix) :]))
+    return None

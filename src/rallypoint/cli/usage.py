@@ -1,0 +1,104 @@
+"""The text of ``--help`` and the table of flags in the documentation, both made from `options.OPTIONS`."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Iterator
+
+from rallypoint.cli.options import GROUPS, OPTIONS, Option
+
+__all__ = ["help_text", "markdown", "overview"]
+
+_WIDTH = 100
+_INDENT = 6
+
+_SYNOPSIS = """\
+usage: rallyrun [flags] script [arguments of the script]
+       rallyrun [flags] -m module [arguments of the module]
+       rallyrun [flags] --no-python program [arguments of the program]
+
+Starts N workers on this machine, watches them, restarts the group when one fails, and says why."""
+
+_RULES = """\
+Flags stand before the script; everything after the script's name is the script's. `_` may be written for `-`. Flags are never
+abbreviated. `${local_rank}` in the script's arguments is replaced for each worker. A flag that is not given is taken from its
+environment variable, if that is set: PET_NPROC_PER_NODE for --nproc-per-node."""
+
+_EXIT_CODES = """\
+Exit codes: 0 all workers succeeded; 1 a worker failed and no restart was left; 2 bad input, nothing was started; 3 the nodes did
+not meet; 4 this host cannot run the workers; 70 a bug in rallypoint; 128+n signal n ended the job (Ctrl-C: 130)."""
+
+_OVERVIEW = """\
+usage: rallypoint run [flags] script [arguments of the script]
+
+Commands:
+  run         start the workers of a job; the same as rallyrun, and `rallypoint run --help` lists its flags
+  explain     tell what became of a run, and where its time went, from its log folder
+  stacks      show what the threads of a worker are doing, through its control socket
+
+  --help      show this and exit
+  --version   show the version and exit"""
+
+
+def help_text() -> str:
+    """What ``rallyrun --help`` prints."""
+    groups = (f"{group}:\n{_entries(_members(group))}" for group in GROUPS)
+    return "\n\n".join([_SYNOPSIS, *groups, _wrap(_RULES), _wrap(_EXIT_CODES)]) + "\n"
+
+
+def overview() -> str:
+    """What ``rallypoint --help`` prints."""
+    return _OVERVIEW + "\n"
+
+
+def markdown() -> str:
+    """The flags as Markdown: a heading and a table for each group."""
+    return "\n".join(line for group in GROUPS for line in _table(group))
+
+
+def _members(group: str) -> Iterator[Option]:
+    return (option for option in OPTIONS if option.group == group)
+
+
+def _entries(options: Iterable[Option]) -> str:
+    return "\n".join(f"  {_spelling(option)}\n{_wrap(_sentence(option), _INDENT)}" for option in options)
+
+
+def _spelling(option: Option) -> str:
+    names = f"{option.short}, {option.name}" if option.short else option.name
+    return f"{names} {_value(option)}".rstrip()
+
+
+def _value(option: Option) -> str:
+    return "|".join(option.choices) or option.metavar
+
+
+def _sentence(option: Option) -> str:
+    default = _default(option)
+    return f"{option.help} [{default}]" if default else option.help
+
+
+def _default(option: Option) -> str:
+    """The default where there is something to be said about it; a flag is off, and a missing one is described in words."""
+    if option.default is None or option.kind == "flag":
+        return ""
+    return f"{option.default:g}" if isinstance(option.default, float) else str(option.default)
+
+
+def _wrap(text: str, indent: int = 0) -> str:
+    margin = " " * indent
+    return textwrap.fill(" ".join(text.split()), _WIDTH, initial_indent=margin, subsequent_indent=margin)
+
+
+def _table(group: str) -> list[str]:
+    rows = [f"| {' | '.join(_cells(option))} |" for option in _members(group)]
+    return [f"## {group}", "", "| flag | default | variable | meaning |", "|---|---|---|---|", *rows, ""]
+
+
+def _cells(option: Option) -> list[str]:
+    cells = [f"`{_spelling(option)}`", _code(_default(option)), _code(option.variable), option.help]
+    return [cell.replace("|", "\\|") for cell in cells]
+
+
+def _code(text: str) -> str:
+    return f"`{text}`" if text else "-"

@@ -1,0 +1,152 @@
+"""Torch's names for etcd: its back end that is one key, and its older handler, both over etcd's v3 API.
+
+``EtcdRendezvousBackend`` is a cell in the cluster for `DynamicRendezvousHandler`. ``EtcdRendezvousHandler`` is our own handler on
+etcd; the ``EtcdRendezvous`` that it is made from only says where and for which job: torch's has the phases of a protocol on
+etcd's v2 API, which etcd no longer has.
+"""
+
+from __future__ import annotations
+
+import binascii
+import os
+from base64 import b64decode, b64encode
+from collections.abc import Callable
+
+from rallypoint.base import defaults
+from rallypoint.base.records import Record, Value
+from rallypoint.compat.etcd_store import EtcdStore
+from rallypoint.coordination.cell.etcd_cell import EtcdCell
+from rallypoint.coordination.engine import CoordinationError
+from rallypoint.coordination.etcd.access import access_of
+from rallypoint.coordination.model import Item
+from rallypoint.errors import RendezvousConnectionError, RendezvousStateError
+from rallypoint.rendezvous import etcd
+from rallypoint.rendezvous.dynamic import DynamicRendezvous
+from rallypoint.rendezvous.dynamic_handler import RendezvousBackend
+from rallypoint.rendezvous.etcd_settings import read_etcd_settings
+from rallypoint.rendezvous.handler import RendezvousHandler, RendezvousParameters
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, TypeVar
+
+    T = TypeVar("T")
+
+__all__ = [
+    "EtcdRendezvous", "EtcdRendezvousBackend", "EtcdRendezvousHandler", "EtcdRendezvousRetryImmediately",
+    "EtcdRendezvousRetryableFailure", "create_backend", "create_rdzv_handler",
+]  # fmt: skip
+
+KEY_PREFIX = "/torch/elastic/rendezvous"
+STORE_PREFIX = "/torch/elastic/store"
+TTL_S = 7200
+FAILED = "The connection to etcd has failed. See inner exception for details."
+CORRUPT = "The state object is corrupt. See inner exception for details."
+
+
+class EtcdRendezvousRetryableFailure(Exception):
+    """Kept for code that names it: nothing here raises it."""
+
+
+class EtcdRendezvousRetryImmediately(Exception):
+    """Kept for code that names it: nothing here raises it."""
+
+
+class EtcdRendezvousBackend(RendezvousBackend):
+    """The state of the job `run_id` under a key of etcd; `client` is what `EtcdStore` takes. It is gone `ttl` s after the end."""
+
+    def __init__(self, client: Any, run_id: str, key_prefix: str | None = None, ttl: int | None = None) -> None:
+        if not run_id:
+            raise ValueError("The run id must be a non-empty string.")
+        prefix = (key_prefix or KEY_PREFIX).rstrip("/")
+        self._cell = EtcdCell(access_of(client), prefix, run_id, ttl if ttl and ttl > 0 else TTL_S)
+
+    @property
+    def name(self) -> str:
+        return defaults.BACKEND_ETCD_V2
+
+    def get_state(self) -> tuple[bytes, Any] | None:
+        return _decoded(_talk(self._cell.get))
+
+    def set_state(self, state: bytes, token: Any | None = None) -> tuple[bytes, Any, bool] | None:
+        """The token is the revision of the key. One that is none of ours cannot be that of what is there."""
+        if token is not None and not isinstance(token, int):
+            found = self.get_state()
+            return None if found is None else (*found, False)
+        content = b64encode(state)
+        has_set, item = _talk(lambda: self._cell.put(content, token or 0))
+        found = _decoded(item)
+        return None if found is None else (*found, has_set)
+
+
+def create_backend(params: RendezvousParameters) -> tuple[EtcdRendezvousBackend, EtcdStore]:
+    """The back end that `params` describe, and a store in the same cluster."""
+    settings = read_etcd_settings(params.endpoint or f"localhost:{defaults.ETCD_PORT}", params.config, os.environ)
+    backend = EtcdRendezvousBackend(settings.access, params.run_id, key_prefix=KEY_PREFIX)
+    backend.get_state()  # so that who cannot reach it hears of it now
+    return backend, EtcdStore(settings.access, STORE_PREFIX)
+
+
+class EtcdRendezvous(Record):
+    """Where a job meets, and how many its nodes are; what torch's class does in phases is our handler's own affair."""
+
+    client: Any
+    prefix: str
+    run_id: str
+    num_min_workers: int
+    num_max_workers: int
+    timeout: float
+    last_call_timeout: float
+
+    def parameters(self, local_addr: str | None) -> RendezvousParameters:
+        """The same as parameters of a handler."""
+        access = access_of(self.client)
+        return RendezvousParameters(
+            defaults.BACKEND_ETCD,
+            ",".join(access.names()),
+            self.run_id,
+            self.num_min_workers,
+            self.num_max_workers,
+            local_addr,
+            protocol=access.protocol,
+            prefix=self.prefix.rstrip("/"),
+            join_timeout=self.timeout,
+            last_call_timeout=self.last_call_timeout,
+        )
+
+
+class _Given(Value):
+    """What was given as parameters already, with settings that the other form has no room for."""
+
+    given: RendezvousParameters
+
+    def parameters(self, local_addr: str | None) -> RendezvousParameters:
+        return self.given
+
+
+class EtcdRendezvousHandler(DynamicRendezvous):
+    """Our handler on etcd, made as torch's is."""
+
+    def __init__(self, rdzv_impl: EtcdRendezvous | _Given, local_addr: str | None) -> None:
+        super().__init__(*etcd.handler_parts(rdzv_impl.parameters(local_addr)))
+
+
+def create_rdzv_handler(params: RendezvousParameters) -> RendezvousHandler:
+    """Our handler for a job whose nodes meet in etcd."""
+    return EtcdRendezvousHandler(_Given(params), params.local_addr)
+
+
+def _talk(call: Callable[[], T]) -> T:
+    try:
+        return call()
+    except (CoordinationError, OSError) as error:
+        raise RendezvousConnectionError(FAILED) from error
+
+
+def _decoded(item: Item | None) -> tuple[bytes, Any] | None:
+    if item is None:
+        return None
+    try:
+        return b64decode(item.value), item.mod_revision
+    except binascii.Error as error:
+        raise RendezvousStateError(CORRUPT) from error

@@ -1,0 +1,293 @@
+"""How a node and its store find out, before anything else, that they belong together.
+
+Without a secret the node's greeting names its job, and the store answers with its welcome. With a secret each proves to the other
+that it knows the secret and the job's name, without telling either:
+
+    node  → hello      version, a nonce, that it has a secret
+    store → challenge  version, a nonce, that it has a secret
+    node  → proof      HMAC over both nonces and the job's name, in the role of the node
+    store → welcome    in the first sealed frame, which only who knows the secret can make
+
+The keys that seal all later frames are made from the secret, the job's name and both nonces, so they are new for each connection.
+Whoever listens can try out secrets on what he has seen: a secret is to be drawn at random, not thought up.
+
+The warden of an agent that is dead greets in another way, to *testify* that every process of its node is gone, and is not let in:
+
+    warden → hello      version, the number of its node's lease, a nonce
+    store  → challenge  version, a nonce
+    warden → proof      HMAC over both nonces and the lease, with a key that the agent left it: of the secret, the job's name and
+                        the token of that lease's session, which it cannot be made without
+    store  → heard      true; false if there is no such lease any more
+
+A refusal is a sentence. To a peer that has not proven itself it tells nothing that the peer does not know already, except,
+where there is no secret, the name of the job.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import os
+
+from rallypoint.base.records import Value
+from rallypoint.coordination.embedded.frames import FrameError, Seal, open_seal
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+__all__ = [
+    "PROTOCOL_VERSION",
+    "ClientHandshake",
+    "HandshakeRefused",
+    "Keys",
+    "ServerHandshake",
+    "Testimony",
+    "Welcome",
+    "make_testimony",
+]
+
+PROTOCOL_VERSION = 2
+MAGIC = "rallypoint store"
+NONCE_BYTES = 16
+PROOF_BYTES = 32
+LARGEST_LEASE = 2**63
+LONGEST_NAME = 500  # of the job's name, as JSON: the greeting has to fit into a small frame
+SHOWN_NAME = 40
+TOLD_CHARACTERS = 500  # of a peer's refusal
+
+
+class HandshakeRefused(Exception):
+    """One side will not talk to the other; the text says why, in a sentence that may be told to the other."""
+
+
+class Keys(Value):
+    """What both sides make, each for itself, from the secret."""
+
+    proof: bytes
+    from_client: bytes
+    from_server: bytes
+
+
+class Welcome(Value):
+    incarnation: str
+    session: str
+
+
+class Testimony(Value):
+    """What a warden needs to testify: its proof is the HMAC, with `key`, over the `context` and the store's nonce."""
+
+    addresses: tuple[tuple[int, Any], ...]  # to be tried; each a family and what connect() takes
+    hello: bytes
+    key: bytes
+    context: bytes
+
+
+def testimony_key(secret: bytes | None, run_id: str, token: str) -> bytes:
+    """What only the owner of a session and its store can make; who has it can testify for that session, and do nothing else."""
+    name = run_id.encode("utf-8", "surrogatepass")
+    context = [b"key of testimony", bytes([PROTOCOL_VERSION]), len(name).to_bytes(4, "big"), name, token.encode("ascii")]
+    return hmac.digest(secret or b"", b"".join(context), "sha256")
+
+
+def testimony_context(lease: int, nonce: bytes) -> bytes:
+    return b"testimony" + lease.to_bytes(8, "big") + nonce
+
+
+def make_testimony(
+    addresses: tuple[tuple[int, Any], ...], secret: bytes | None, run_id: str, token: str, lease: int
+) -> Testimony:
+    nonce = os.urandom(NONCE_BYTES)
+    hello = _encode({"magic": MAGIC, "version": PROTOCOL_VERSION, "testimony": lease, "nonce": nonce.hex()})
+    return Testimony(addresses, hello, testimony_key(secret, run_id, token), testimony_context(lease, nonce))
+
+
+def derive_keys(secret: bytes, run_id: str, client_nonce: bytes, server_nonce: bytes) -> Keys:
+    name = run_id.encode("utf-8", "surrogatepass")
+    context = [MAGIC.encode(), bytes([PROTOCOL_VERSION]), len(name).to_bytes(4, "big"), name, client_nonce, server_nonce]
+    root = hmac.digest(secret, b"".join(context), "sha256")
+    return Keys(*(hmac.digest(root, label, "sha256") for label in (b"proof of client", b"frames of client", b"frames of server")))
+
+
+def short_name(run_id: str) -> str:
+    """The job's name as it is told; the rest of one that is very long is told by its hash."""
+    if len(json.dumps(run_id)) <= LONGEST_NAME:
+        return run_id
+    return f"{run_id[:SHOWN_NAME]}…{hashlib.sha256(run_id.encode('utf-8', 'surrogatepass')).hexdigest()}"
+
+
+def _encode(message: dict[str, Any]) -> bytes:
+    return json.dumps(message, separators=(",", ":")).encode("ascii")
+
+
+def _decode(body: bytes) -> dict[str, Any]:
+    try:
+        message = json.loads(body)
+    except (ValueError, RecursionError):
+        raise FrameError("this is no greeting of rallypoint's") from None
+    if type(message) is not dict:
+        raise FrameError("this is no greeting of rallypoint's")
+    return message
+
+
+def _field(message: dict[str, Any], name: str, kind: type) -> Any:
+    value = message.get(name)
+    if type(value) is not kind:
+        raise FrameError(f"the greeting has no proper {name!r}")
+    return value
+
+
+def _nonce(message: dict[str, Any], name: str, length: int) -> bytes:
+    try:
+        value = bytes.fromhex(_field(message, name, str))
+    except ValueError:
+        raise FrameError(f"the greeting has no proper {name!r}") from None
+    if len(value) != length:
+        raise FrameError(f"the greeting has no proper {name!r}")
+    return value
+
+
+def _lease(message: dict[str, Any]) -> int:
+    lease: int = _field(message, "testimony", int)
+    if not 0 < lease < LARGEST_LEASE:
+        raise FrameError("the greeting has no proper 'testimony'")
+    return lease
+
+
+def _check_version(theirs: int, them: str, us: str) -> None:
+    if theirs != PROTOCOL_VERSION:
+        raise HandshakeRefused(
+            f"{us} speaks version {PROTOCOL_VERSION} of the protocol and {them} version {theirs}: "
+            "all nodes of a job need the same version of rallypoint"
+        )
+
+
+class ServerHandshake:
+    """The store's side, for one connection."""
+
+    def __init__(
+        self, run_id: str, secret: bytes | None, welcome: Welcome, token_of: Callable[[int], str | None] = lambda _: None
+    ) -> None:
+        """`token_of` knows the token of the session that has a lease of this number."""
+        self._run_id = run_id
+        self._secret = secret
+        self._welcome = welcome
+        self._token_of = token_of
+        self._nonce = os.urandom(NONCE_BYTES)
+        self._keys: Keys | None = None
+        self._testimony: tuple[int, bytes] | None = None  # the lease, and the nonce, of one that is under way
+        self.vouched_lease: int | None = None  # a testimony was given; 0 if there is no such lease any more
+        self.incoming: Seal | None = None
+        self.outgoing: Seal | None = None
+        self.is_over = False
+
+    def answer(self, body: bytes) -> bytes:
+        """What to send for what came; once `is_over`, it is the welcome, and it and all that follows has the seals."""
+        message = _decode(body)
+        if self._keys is not None:
+            return self._answer_proof(message, self._keys)
+        if self._testimony is not None:
+            return self._hear(message, *self._testimony)
+        if _field(message, "magic", str) != MAGIC:
+            raise FrameError("this is no greeting of rallypoint's")
+        _check_version(_field(message, "version", int), "the node", "the store")
+        if "testimony" in message:
+            self._testimony = _lease(message), _nonce(message, "nonce", NONCE_BYTES)
+            return self._own_nonce()
+        if _field(message, "secret", bool) != (self._secret is not None):
+            raise HandshakeRefused(
+                "this store asks for a secret, and the node has none"
+                if self._secret is not None
+                else "the node has a secret, and this store has none"
+            )
+        return self._check_name(message) if self._secret is None else self._challenge(message, self._secret)
+
+    def _check_name(self, message: dict[str, Any]) -> bytes:
+        theirs, ours = _field(message, "run_id", str), short_name(self._run_id)
+        if theirs != ours:
+            raise HandshakeRefused(f"this is the store of job {ours!r}, and the node belongs to job {theirs!r}")
+        return self._finish()
+
+    def _challenge(self, message: dict[str, Any], secret: bytes) -> bytes:
+        self._keys = derive_keys(secret, self._run_id, _nonce(message, "nonce", NONCE_BYTES), self._nonce)
+        return self._own_nonce()
+
+    def _own_nonce(self) -> bytes:
+        return _encode({"version": PROTOCOL_VERSION, "nonce": self._nonce.hex()})
+
+    def _hear(self, message: dict[str, Any], lease: int, nonce: bytes) -> bytes:
+        """A testimony for a lease that has ended is as good as none, whoever gives it."""
+        told = _nonce(message, "proof", PROOF_BYTES)
+        token = self._token_of(lease)
+        if token is not None:
+            key = testimony_key(self._secret, self._run_id, token)
+            due = hmac.digest(key, testimony_context(lease, nonce) + self._nonce, "sha256")
+            if not hmac.compare_digest(told, due):
+                raise HandshakeRefused(f"it testified for the owner of lease {lease} and could not prove to be its warden")
+        self.vouched_lease = lease if token is not None else 0
+        return _encode({"heard": token is not None})
+
+    def _answer_proof(self, message: dict[str, Any], keys: Keys) -> bytes:
+        if not hmac.compare_digest(_nonce(message, "proof", len(keys.proof)), keys.proof):
+            raise HandshakeRefused("the secret, or the name of the job, is not the same on the node as at the store")
+        self.incoming, self.outgoing = Seal(keys.from_client), Seal(keys.from_server)
+        return self._finish()
+
+    def _finish(self) -> bytes:
+        self.is_over = True
+        return _encode({"incarnation": self._welcome.incarnation, "session": self._welcome.session})
+
+    @staticmethod
+    def refusal(reason: str) -> bytes:
+        return _encode({"refused": reason[:TOLD_CHARACTERS]})
+
+
+class ClientHandshake:
+    """A node's side, for one connection. What cannot be understood is refused: whatever answers there is no store of ours."""
+
+    def __init__(self, run_id: str, secret: bytes | None) -> None:
+        self._run_id = run_id
+        self._secret = secret
+        self._nonce = os.urandom(NONCE_BYTES)
+        self.incoming: Seal | None = None
+        self.outgoing: Seal | None = None
+        self.welcome: Welcome | None = None
+
+    def hello(self) -> bytes:
+        message = {"magic": MAGIC, "version": PROTOCOL_VERSION, "secret": self._secret is not None, "nonce": self._nonce.hex()}
+        if self._secret is None:
+            message["run_id"] = short_name(self._run_id)
+        return _encode(message)
+
+    def answer(self, frame: bytes) -> bytes | None:
+        """What to send for what came; None after the welcome, when all that follows has the seals."""
+        if self._secret is not None and self.incoming is None:
+            return self._prove(_accepting(frame), self._secret)
+        message = _accepting(frame) if self.incoming is None else _decode(self._open(frame, self.incoming))
+        self.welcome = Welcome(_field(message, "incarnation", str), _field(message, "session", str))
+        return None
+
+    def _prove(self, message: dict[str, Any], secret: bytes) -> bytes:
+        _check_version(_field(message, "version", int), "the store", "this node")
+        keys = derive_keys(secret, self._run_id, self._nonce, _nonce(message, "nonce", NONCE_BYTES))
+        self.incoming, self.outgoing = Seal(keys.from_server), Seal(keys.from_client)
+        return _encode({"proof": keys.proof.hex()})
+
+    @staticmethod
+    def _open(frame: bytes, seal: Seal) -> bytes:
+        try:
+            return open_seal(frame, seal)
+        except FrameError:
+            _accepting(frame)  # a refusal has no seal: the store's key is not ours
+            raise HandshakeRefused("the store could not prove that it knows the secret and the job") from None
+
+
+def _accepting(frame: bytes) -> dict[str, Any]:
+    """What the store says, if it does not refuse; its sentence is shown, so it is kept to what can be printed."""
+    message = _decode(frame)
+    if "refused" in message:
+        told: str = _field(message, "refused", str)[:TOLD_CHARACTERS]
+        raise HandshakeRefused("".join(one if one.isprintable() else "?" for one in told))
+    return message

@@ -1,0 +1,166 @@
+"""Which worker hangs: how long each may be silent in its phase, and who is to blame when several are.
+
+A worker that gives signs of life has a limit by its phase: while *running* the limit of the job; in a section the one that
+was given with it, else the one that the job has for that name, else none; while *starting* or *exiting* only if the job has
+one for that. A worker that never gave a sign is judged by its stillness. Whoever is stopped by a signal is told after the
+limit of the job in any phase.
+
+Where one worker hangs, the others soon wait for it, and are overdue too; they may be so a little before it. So those who are
+silent for half of their time are suspects too, once one is overdue. To blame are, of the suspects,
+
+1. those that are stopped;
+2. else those that did the fewest steps;
+3. of these, one that stands elsewhere in the program than all others, if there are three or more to compare;
+4. else the one that is overdue and has been silent for longest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Sequence
+from math import isfinite
+
+from rallypoint.base.records import Value
+from rallypoint.errors import UsageError
+from rallypoint.hangs.pulse_page import BASES, NAME_BYTES, RUNNING, Pulse
+
+__all__ = [
+    "OTHER_NODES_S", "HangLimits", "Suspect", "blame", "is_clear", "is_verdict_due", "limit_of", "longest_pause",
+    "may_be_elsewhere", "parse_hang_timeout", "progress_of", "regain", "verdict_time",
+]  # fmt: skip
+
+LONGEST_PAUSE_S = 0.5
+SHORTEST_PAUSE_S = 0.05
+LATE_S = 0.5  # what a loaded machine may delay us by
+SETTLE_S = 0.4  # from the first that is overdue to the verdict: it may be one that waits for the one that hangs
+OTHER_NODES_S = 0.4  # on top of that, where all here may wait for the one that hangs on another node, which is told first then
+
+
+class HangLimits(Value):
+    """Seconds without a sign of life after which a worker counts as hung."""
+
+    running_s: float
+    sections: dict[str, float]  # by name, also "starting" and "exiting"; where there is none, there is no limit
+
+
+class Suspect(Value):
+    """A worker that may hang, and what is known of it."""
+
+    local_rank: int
+    sign_at: float  # its last sign of life
+    is_stopped: bool = False
+    step: int | None = None
+    standing: Hashable = None  # where in the program it stands; None: not known
+    is_overdue: bool = True
+
+
+def parse_hang_timeout(text: str) -> HangLimits | None:
+    """The limits in a text such as ``60`` or ``60,starting=900,checkpoint=600``; None for 0, which is off."""
+    first, *rest = (part.strip() for part in text.split(","))
+    if not rest and first in ("", "0"):
+        return None
+    if "=" in first:
+        raise UsageError(f"must begin with a number of seconds, not with {first!r}")
+    sections: dict[str, float] = {}
+    for part in rest:
+        name, equals, seconds = (one.strip() for one in part.partition("="))
+        if not equals or not name:
+            raise UsageError(f"takes limits for phases as name=seconds, not as {part!r}")
+        if name in sections or name == RUNNING:
+            raise UsageError(f"gives the limit for {name!r} twice")
+        if len(name.encode()) > NAME_BYTES:
+            raise UsageError(f"names a phase of more than {NAME_BYTES} bytes: {name!r}")
+        sections[name] = _seconds(seconds)
+    return HangLimits(_seconds(first), sections)
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not (isfinite(seconds) and seconds > 0):
+        raise UsageError(f"takes a number of seconds above zero, not {text!r}")
+    return seconds
+
+
+def limit_of(pulse: Pulse, limits: HangLimits) -> float | None:
+    """How long this worker may be silent in its phase; None: as long as it likes."""
+    if pulse.limit_s is not None:
+        return pulse.limit_s
+    return limits.running_s if pulse.phase == RUNNING else limits.sections.get(pulse.phase)
+
+
+def progress_of(pulse: Pulse, limits: HangLimits | None, now: float) -> float | None:
+    """When this worker last made progress, as far as anybody can say: in a section in which it may be silent, it does so now."""
+    if pulse.sign_at is None or pulse.phase in BASES:
+        return pulse.sign_at
+    limit_s = pulse.limit_s
+    if limit_s is None and limits is not None:
+        limit_s = limits.sections.get(pulse.phase)
+    return now if limit_s is None or now - pulse.sign_at <= limit_s else pulse.sign_at
+
+
+def longest_pause(limits: HangLimits) -> float:
+    """How long to wait between two looks: a section, or being stopped, may begin at any time and has to be seen."""
+    return min(LONGEST_PAUSE_S, max(SHORTEST_PAUSE_S, limits.running_s / 10))
+
+
+def regain(sign_at: float, planned_at: float, now: float) -> float:
+    """A sign of life, moved by the time in which we could not look, as when all of a job was suspended for a while."""
+    lost_s = now - planned_at
+    return min(now, sign_at + lost_s) if lost_s > LATE_S else sign_at
+
+
+def blame(silent: Iterable[Suspect]) -> tuple[Suspect, ...]:
+    """Those of them who hang; the others wait for these. At least one, if there is any."""
+    suspects = sorted(silent, key=lambda one: (not one.is_overdue, one.sign_at, one.local_rank))
+    if stopped := tuple(one for one in suspects if one.is_stopped):
+        return stopped
+    behind = _fewest_steps(suspects)
+    loner = _loner(suspects)
+    if loner in behind:
+        behind = [loner]
+    return tuple(behind[:1])
+
+
+def verdict_time(before: float | None, overdue: int, now: float) -> float | None:
+    """When it is to be said who hangs: a little after the first was overdue, for those who wait for the one that hangs may have
+    been silent before it. None as long as nobody is; `before` is what it was at the last look.
+    """
+    if not overdue:
+        return None
+    return now + SETTLE_S if before is None else before
+
+
+def is_verdict_due(verdict_at: float | None, overdue: int, workers: int, now: float) -> bool:
+    """Where all of them are overdue, there is nobody left to wait for."""
+    return verdict_at is not None and (now >= verdict_at or overdue == workers)
+
+
+def may_be_elsewhere(suspects: Sequence[Suspect], workers: int, has_other_nodes: bool) -> bool:
+    """Whether all workers here may only wait for one of another node: then that one is to be told first."""
+    return has_other_nodes and len(suspects) == workers and not is_clear(suspects)
+
+
+def is_clear(silent: Iterable[Suspect]) -> bool:
+    """Whether anything tells some of them from the others. If not, all of them may wait for somebody on another node."""
+    suspects = list(silent)
+    is_stopped = any(one.is_stopped for one in suspects)
+    return is_stopped or len({one.step for one in suspects}) > 1 or len({one.standing for one in suspects}) > 1
+
+
+def _fewest_steps(suspects: Sequence[Suspect]) -> list[Suspect]:
+    """Those with the lowest step, if all told theirs; else all."""
+    steps = [one.step for one in suspects if one.step is not None]
+    if len(steps) < len(suspects):
+        return list(suspects)
+    return [one for one in suspects if one.step == min(steps)]
+
+
+def _loner(suspects: Sequence[Suspect]) -> Suspect | None:
+    """The only one that stands where no other does."""
+    standings = [one.standing for one in suspects]
+    if len(suspects) < 3 or None in standings:
+        return None
+    alone = [one for one in suspects if standings.count(one.standing) == 1]
+    return alone[0] if len(alone) == 1 else None

@@ -1,0 +1,239 @@
+"""Asking workers for the stacks of all their threads, without stopping or entering them, and writing down what they answer.
+
+A worker's interpreter, prepared by `worker_site`, answers a signal by writing its stacks into a file of ours. The signal would
+end any process that does not expect it. So it is sent only to one that has a handler for it, and that holds the file of its
+answer open: then the handler is the one that was meant. Of all others there is the kernel's view.
+
+The files in which the stacks of workers are left: one for each worker, and one that tells those that are the same once.
+
+Where the threads of a process are, as the kernel shows it to anybody who may look: no program is stopped or entered for it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+from rallypoint.hangs.stack_groups import ProcessStacks, WorkerStacks, grouped_lines, parse_faulthandler
+from rallypoint.output.log_specs import LogFolder, open_log
+from rallypoint.processes.activity import families_of, look_at, read_file, threads_of
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+__all__ = ["STACK_SIGNAL", "SUMMARY_NAME", "StackDesk", "kernel_view", "waits_in", "write_stacks"]
+
+
+# --- stack files -----------------------------------------------------------------------------------------------------------
+
+
+SUMMARY_NAME = "stacks.txt"
+FILE_BYTES_MAX = 1024 * 1024  # of one file
+
+
+def write_stacks(
+    folder: str, heading: list[str], workers: dict[int, WorkerStacks], first: list[int], run_folder: LogFolder | None = None
+) -> str:
+    """Write the files of these workers, by local rank, into the folder of their group; the path of the summary."""
+    for local_rank, worker in workers.items():
+        if run_folder is None:
+            os.makedirs(os.path.join(folder, str(local_rank)), exist_ok=True)
+        _write(run_folder, os.path.join(folder, str(local_rank), SUMMARY_NAME), _worker_lines(worker))
+    path = os.path.join(folder, SUMMARY_NAME)
+    _write(run_folder, path, [*heading, *grouped_lines(list(workers.values()), first)])
+    return path
+
+
+def _worker_lines(worker: WorkerStacks) -> list[str]:
+    lines = [f"rank {worker.rank}"]
+    for place, process in enumerate(worker.processes):
+        lines += ["", f"{'the worker' if place == 0 else 'its descendant'}: process {process.pid} ({process.command})"]
+        lines += _process_lines(process)
+    return lines
+
+
+def _process_lines(process: ProcessStacks) -> list[str]:
+    python = process.text.splitlines() if process.threads else [f"no Python stack: {process.why_none or 'it told of no thread'}"]
+    return [*python, "", f"process {process.pid} as the kernel sees it:", *(process.kernel or ("nothing can be seen",))]
+
+
+def _write(run_folder: LogFolder | None, path: str, lines: list[str]) -> None:
+    text = "\n".join([*lines, ""]).encode(errors="replace")
+    with open(open_log(run_folder, path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb") as file:
+        file.write(text if len(text) <= FILE_BYTES_MAX else text[: FILE_BYTES_MAX - 16] + b"\n(cut short)\n")
+
+
+# --- kernel view -----------------------------------------------------------------------------------------------------------
+
+
+MAX_THREADS = 256
+# The calls in which programs wait; all others are told by their number.
+_CALLS = {
+    "x86_64": {
+        0: "read", 1: "write", 7: "poll", 23: "select", 34: "pause", 35: "nanosleep", 42: "connect", 43: "accept", 45: "recvfrom",
+        47: "recvmsg", 61: "wait4", 62: "kill", 74: "fsync", 128: "rt_sigtimedwait", 202: "futex", 230: "clock_nanosleep",
+        232: "epoll_wait", 247: "waitid", 270: "pselect6", 271: "ppoll", 281: "epoll_pwait", 288: "accept4",
+    },
+    "aarch64": {
+        22: "epoll_pwait", 63: "read", 64: "write", 72: "pselect6", 73: "ppoll", 82: "fsync", 95: "waitid", 98: "futex",
+        101: "nanosleep", 115: "clock_nanosleep", 137: "rt_sigtimedwait", 202: "accept", 203: "connect", 207: "recvfrom",
+        212: "recvmsg", 242: "accept4", 260: "wait4",
+    },
+}  # fmt: skip
+_STATES = {
+    "R": "running", "S": "asleep", "I": "idle", "D": "waiting for a device", "T": "stopped", "t": "held by a debugger",
+    "Z": "ended",
+}  # fmt: skip
+
+
+def kernel_view(pid: int, give_up_at: float) -> tuple[str, ...]:
+    """A line for each thread, with the kernel's own stack where it may be read; the main thread is the first."""
+    lines: list[str] = []
+    threads = sorted(threads_of(pid), key=int)
+    for tid in threads[:MAX_THREADS]:
+        if time.monotonic() > give_up_at:
+            break
+        name = (read_file(f"/proc/{pid}/task/{tid}/comm") or b"").decode(errors="replace").strip()
+        lines.append(f"thread {tid} ({name}): {waits_in(pid, tid)}")
+        stack = (read_file(f"/proc/{pid}/task/{tid}/stack") or b"").decode(errors="replace")
+        lines += [f"  {line.partition('] ')[2] or line}" for line in stack.splitlines()]
+    told = sum(1 for line in lines if line.startswith("thread "))
+    return (*lines, f"and {len(threads) - told} more threads") if told < len(threads) else tuple(lines)
+
+
+def waits_in(pid: int, tid: str) -> str:
+    """In which state a thread is, and in which call to the kernel."""
+    sight = look_at(pid, f"/task/{tid}")
+    if sight is None:
+        return "ended"
+    shown = [_STATES.get(sight.state, sight.state)]
+    call = (read_file(f"/proc/{pid}/task/{tid}/syscall") or b"").split()
+    if call and call[0].isdigit():
+        number = int(call[0])
+        shown.append(f"in {_CALLS.get(os.uname().machine, {}).get(number, f'call {number}')}")
+    place = (read_file(f"/proc/{pid}/task/{tid}/wchan") or b"").decode(errors="replace")
+    return " ".join([*shown, f"at {place}"] if place not in ("", "0") else shown)
+
+
+# --- stacks ----------------------------------------------------------------------------------------------------------------
+
+
+STACK_SIGNAL = signal.SIGRTMAX - 7  # one that neither the C library nor a debugger uses
+MAX_BYTES = 1024 * 1024  # of one worker's answer
+MAX_PROCESSES = 64  # of one worker
+ALL_ANSWERS_S = 2.0
+ONE_ANSWER_S = 1.0
+POLL_S = 0.001
+MAX_OPEN_FILES = 4096
+
+
+class StackDesk:
+    """A file for the answers of each worker, in memory, opened by the worker under /proc of this process."""
+
+    def __init__(self, size: int) -> None:
+        self._names = [f"rallypoint-stacks-{os.getpid()}-{rank}" for rank in range(size)]
+        self._fds = [os.memfd_create(name) for name in self._names]
+
+    def place(self, rank: int) -> str:
+        """What the worker has to know: the signal, and where its answer goes."""
+        return f"{int(STACK_SIGNAL)}:/proc/{os.getpid()}/fd/{self._fds[rank]}"
+
+    def ask(self, pids: dict[int, int], global_ranks: dict[int, int]) -> dict[int, WorkerStacks]:
+        """The stacks of all processes of these workers, by local rank; the workers answer beside each other."""
+        give_up_at = time.monotonic() + ALL_ANSWERS_S
+        families = families_of(pids.values())
+        asked = {rank: self._ask_family(rank, families[pid][:MAX_PROCESSES], give_up_at) for rank, pid in pids.items()}
+        answers: dict[int, WorkerStacks] = {}
+        while asked:
+            for rank, interview in list(asked.items()):
+                try:
+                    next(interview)
+                except StopIteration as end:
+                    answers[rank] = WorkerStacks(global_ranks.get(rank, rank), end.value)
+                    del asked[rank]
+            time.sleep(POLL_S if asked else 0)
+        return answers
+
+    def _ask_family(self, rank: int, family: list[int], give_up_at: float) -> Generator[None, None, tuple[ProcessStacks, ...]]:
+        """One process after the other, as they share a file; nothing comes of it until there is something to be waited for."""
+        found = []
+        for pid in family:
+            kernel, main_waits_in = kernel_view(pid, give_up_at), waits_in(pid, str(pid))  # before the signal moves it
+            text, why_none = yield from self._ask_one(rank, pid, min(give_up_at, time.monotonic() + ONE_ANSWER_S))
+            threads = parse_faulthandler(text)
+            found.append(ProcessStacks(pid, _command(pid), threads, why_none, text, kernel, main_waits_in))
+        return tuple(found)
+
+    def _ask_one(self, rank: int, pid: int, give_up_at: float) -> Generator[None, None, tuple[str, str]]:
+        """What it answers, and if that is nothing, why."""
+        fd = self._fds[rank]
+        try:
+            pidfd = os.pidfd_open(pid)
+        except OSError:
+            return "", "it has ended"
+        try:
+            why_not = self._why_not_to_ask(rank, pid)
+            if why_not:
+                return "", why_not
+            os.ftruncate(fd, 0)
+            busy_before = _threads_that_block(pid)
+            signal.pidfd_send_signal(pidfd, STACK_SIGNAL)
+            while time.monotonic() < give_up_at:
+                yield
+                if os.fstat(fd).st_size and not _threads_that_block(pid) - busy_before:
+                    break
+        except OSError:
+            return "", "it ended before it answered"
+        finally:
+            os.close(pidfd)
+        text = os.pread(fd, MAX_BYTES, 0).decode(errors="replace")
+        return text, "" if text else f"it did not answer within {ONE_ANSWER_S:g} s"
+
+    def _why_not_to_ask(self, rank: int, pid: int) -> str:
+        sight = look_at(pid)
+        if sight is None or sight.is_gone:
+            return "it has ended"
+        if sight.state in "Tt":
+            return "it is stopped, and a stopped process answers nothing"
+        if not _signal_set(pid, "", b"SigCgt"):
+            return "it is no Python program, or one that was started without site (-S, -I or -E)"
+        return "" if self._holds_its_file(rank, pid) else "it does not hold open the file for its answer"
+
+    def _holds_its_file(self, rank: int, pid: int) -> bool:
+        """Only names are compared: to look at a file itself may take for ever where a network file system hangs."""
+        wanted = f"/memfd:{self._names[rank]} (deleted)"
+        try:
+            return any(_link(f"/proc/{pid}/fd/{fd}") == wanted for fd in os.listdir(f"/proc/{pid}/fd")[:MAX_OPEN_FILES])
+        except OSError:
+            return False
+
+    def close(self) -> None:
+        for fd in self._fds:
+            os.close(fd)
+        self._fds = []
+
+
+def _link(path: str) -> str:
+    try:
+        return os.readlink(path)
+    except OSError:  # closed meanwhile
+        return ""
+
+
+def _signal_set(pid: int, thread: str, name: bytes) -> bool:
+    """Whether our signal is in this set of signals of a process or thread."""
+    text = read_file(f"/proc/{pid}{thread}/status") or b""
+    _, found, rest = text.partition(b"\n" + name + b":")
+    return bool(found) and bool(int(rest.split(None, 1)[0], 16) >> (STACK_SIGNAL - 1) & 1)
+
+
+def _threads_that_block(pid: int) -> set[str]:
+    """Those that do not take our signal; one that is in its handler does not either."""
+    return {tid for tid in threads_of(pid) if _signal_set(pid, f"/task/{tid}", b"SigBlk")}
+
+
+def _command(pid: int) -> str:
+    words = (read_file(f"/proc/{pid}/cmdline") or b"")[:200].replace(b"\0", b" ").decode(errors="replace")
+    return "".join(one if one.isprintable() else "?" for one in words).strip()

@@ -1,0 +1,312 @@
+"""The watch over workers that hang: which of them gives no sign of life any more, what their stacks are, and who is to blame.
+
+The agent's own thread drives it, with no other: it asks when to look next, looks, and is told of a hang once all stacks are
+written down and before anybody is stopped. What counts as a hang is decided in `core.hangs` and `core.stillness`.
+
+One worker under the watch for hangs: what it says of itself, what the kernel shows of it, and until when it has time.
+"""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+
+from rallypoint.base import defaults
+from rallypoint.base.records import Value
+from rallypoint.hangs import rules as hangs
+from rallypoint.hangs import stack_groups
+from rallypoint.hangs.pulse import PulseBoard
+from rallypoint.hangs.pulse_page import RUNNING
+from rallypoint.hangs.rules import HangLimits, Suspect, parse_hang_timeout
+from rallypoint.hangs.stacks import StackDesk, write_stacks
+from rallypoint.output.log_specs import LogFolder, file_clerk
+from rallypoint.processes import inactivity as stillness
+from rallypoint.processes.activity import Family, ProcessSight, look_at
+from rallypoint.worker_site import in_front
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from rallypoint.hangs.pulse_page import Pulse
+    from rallypoint.hangs.stack_groups import WorkerStacks
+
+__all__ = ["SILENT", "Hang", "HangLimits", "HangWatch", "Hung", "Watched", "parse_hang_timeout"]
+
+
+# --- watched ---------------------------------------------------------------------------------------------------------------
+
+
+SILENT = "silent"  # the phase of a worker that says nothing of itself
+LOOKS_IN_A_LIMIT = 5  # thorough ones, at a worker that is still
+
+
+class Watched:
+    """One worker; `look` sees how it is, the rest tells of what was seen."""
+
+    def __init__(self, local_rank: int, global_rank: int, pid: int, limits: HangLimits, now: float) -> None:
+        self.local_rank = local_rank
+        self.global_rank = global_rank
+        self.pid = pid
+        self.is_there = True
+        self.is_stopped = False
+        self.due_at: float | None = None  # None: it may be silent for as long as it likes
+        self.sign_at = now
+        self._limits = limits
+        self._family = Family(pid)
+        self._pulse: Pulse | None = None
+        self._stillness: stillness.Stillness | None = None
+        self._looked_at = now
+        self._stopped_at: float | None = None
+        self._not_before = now  # signs of life count from here: what was before is not held against it
+
+    @property
+    def phase(self) -> str:
+        return self._pulse.phase if self._pulse is not None else SILENT
+
+    @property
+    def step(self) -> int | None:
+        return self._pulse.step if self._pulse is not None else None
+
+    def is_overdue(self, now: float) -> bool:
+        return self.is_there and self.due_at is not None and now >= self.due_at
+
+    def is_suspect(self, now: float) -> bool:
+        """Whether others that are overdue may wait for it: it is overdue too, or stopped, or half of its time is over."""
+        if not self.is_there or self.due_at is None:
+            return False
+        is_at_work = self.phase in (RUNNING, SILENT)
+        return self.is_stopped or now >= self.due_at or (is_at_work and now - self.sign_at >= (self.due_at - self.sign_at) / 2)
+
+    def look(self, pulse: Pulse | None, planned_at: float, now: float) -> None:
+        """See how the worker is; `planned_at` is when this was to be done."""
+        worker = look_at(self.pid)
+        self.is_there = worker is not None and not worker.is_gone
+        if worker is None or not self.is_there:
+            return
+        speaker = worker if pulse is None or pulse.owner == self.pid else look_at(pulse.owner)
+        if speaker is None or speaker.is_gone:  # as a program does that a shell runs before another
+            pulse, speaker = None, worker
+        self._pulse = pulse
+        self._make_up_for_lost_time(planned_at, now)
+        self._note_stop(worker, speaker, now)
+        limit_s = self._judge_signs(pulse, now) if pulse is not None else self._judge_stillness(now)
+        ends = [self.sign_at + limit_s] if limit_s is not None else []
+        if self._stopped_at is not None:
+            ends.append(self._stopped_at + self._limits.running_s)
+        self.due_at = min(ends, default=None)
+
+    def _make_up_for_lost_time(self, planned_at: float, now: float) -> None:
+        self._not_before = max(self._not_before, hangs.regain(self.sign_at, planned_at, now))
+        if self._stopped_at is not None:
+            self._stopped_at = hangs.regain(self._stopped_at, planned_at, now)
+
+    def _note_stop(self, worker: ProcessSight, speaker: ProcessSight, now: float) -> None:
+        states = worker.state + speaker.state
+        if "t" in states:  # held by a debugger
+            self._not_before = now
+        self._stopped_at = (self._stopped_at or now) if "T" in states else None
+        self.is_stopped = self._stopped_at is not None
+
+    def _judge_signs(self, pulse: Pulse, now: float) -> float | None:
+        self._stillness = None
+        self.sign_at = max(pulse.sign_at or pulse.announced_at, self._not_before)
+        return hangs.limit_of(pulse, self._limits)
+
+    def _judge_stillness(self, now: float) -> float:
+        """Only a worker that looks still is looked at thoroughly: at once, now and then, and before the verdict."""
+        seen = self._family.look(now) if self._stillness is None else self._family.glance(now)
+        still = stillness.follow(self._stillness, seen)
+        limit_s = self._limits.running_s
+        look_again_at = min(self._looked_at + limit_s / LOOKS_IN_A_LIMIT, still.since + limit_s)
+        if still.since < now and (self._looked_at <= still.since or now >= look_again_at):
+            self._looked_at, seen = now, self._family.look(now)
+            still = stillness.follow(still, seen)
+        self._stillness = still
+        self.is_stopped = self.is_stopped or seen.is_stopped
+        self.sign_at = max(still.since, self._not_before)
+        return limit_s
+
+    def why(self, now: float) -> str:
+        """What is wrong with it, in a few words."""
+        still_s = now - self.sign_at
+        if self.is_stopped:
+            return f"it was stopped by a signal (state T) at least {now - (self._stopped_at or self.sign_at):.1f} s ago"
+        if self._pulse is None:
+            return f"asleep for {still_s:.1f} s, without processor time, input or output (limit {self._limits.running_s:g} s)"
+        limit_s = hangs.limit_of(self._pulse, self._limits)
+        last = f", its last step was {self.step}" if self.step is not None else ""
+        return f"no heartbeat for {still_s:.1f} s in phase {self.phase!r} (limit {limit_s or 0:g} s){last}"
+
+    def suspect(self, standing: object, now: float) -> Suspect:
+        return Suspect(self.local_rank, self.sign_at, self.is_stopped, self.step, standing, self.is_overdue(now))
+
+
+# --- watchdog --------------------------------------------------------------------------------------------------------------
+
+
+STACKS_TIMEOUT_S = 5.0  # for writing them down
+
+
+class Hung(Value):
+    """A worker that gives no sign of life."""
+
+    local_rank: int
+    global_rank: int
+    pid: int
+    phase: str
+    still_s: float  # since its last sign of life
+    step: int | None
+    why: str
+
+
+class Hang(Value):
+    """What was found: who hangs, who only waits for them, and what to tell of it."""
+
+    hung: tuple[Hung, ...]
+    waiting: tuple[Hung, ...]
+    lines: tuple[str, ...]
+    summary_file: str = ""  # with all stacks; empty: there is none
+
+
+class HangWatch:
+    """The watch over the workers of one agent, group after group; without limits it only hears what they tell of themselves."""
+
+    def __init__(self, limits: HangLimits | None, local_world_size: int) -> None:
+        self._limits = limits
+        self._pause_s = hangs.longest_pause(limits) if limits is not None else 0.0
+        self._board = PulseBoard(local_world_size)
+        self._desk = StackDesk(local_world_size)
+        self._watched: list[Watched] = []
+        self._folder = ""
+        self._run_folder: LogFolder | None = None
+        self._look_at: float | None = None
+        self._verdict_at: float | None = None
+        self._has_other_nodes = False
+        self._held: Hang | None = None  # until other nodes, which may know better, have had their time
+        self._last_progress_at: float | None = None  # of workers that were replaced since
+
+    def worker_env(self, local_rank: int, python_path: str = "") -> dict[str, str]:
+        """What this worker's environment needs besides its PYTHONPATH; whoever had this rank before is forgotten."""
+        self._last_progress_at = self.progress_at()
+        self._board.clear(local_rank)
+        if self._limits is None:
+            return {defaults.ENV_PULSE: self._board.place(local_rank)}
+        return {
+            defaults.ENV_PULSE: self._board.place(local_rank),
+            defaults.ENV_STACKS: self._desk.place(local_rank),
+            defaults.ENV_PYTHONPATH: in_front(python_path),
+        }
+
+    def begin(
+        self,
+        pids: dict[int, int],
+        global_ranks: dict[int, int],
+        folder: str,
+        has_other_nodes: bool = False,
+        run_folder: LogFolder | None = None,
+    ) -> None:
+        """Watch this group, which may be part of a larger one; the files with stacks go into `folder`, if there is one."""
+        if self._limits is None:
+            return
+        now = time.monotonic()
+        ranks = sorted(pids)
+        limits = self._limits
+        self._watched = [Watched(rank, global_ranks.get(rank, rank), pids[rank], limits, now) for rank in ranks]
+        self._folder = folder
+        self._run_folder = run_folder
+        self._has_other_nodes = has_other_nodes
+        self._look_at, self._verdict_at, self._held = now + self._pause_s, None, None
+
+    def end(self) -> None:
+        """Watch nobody. What they told of progress and checkpoints can be asked until the next are started."""
+        self._watched = []
+        self._look_at = self._held = None
+
+    def next_look_at(self) -> float | None:
+        return self._look_at
+
+    def look(self, now: float) -> Hang | None:
+        """See how the workers are. A hang is told once, and ends the watch; its stacks are in their files by then."""
+        planned_at = self._look_at
+        if planned_at is None or self._held is not None:
+            held, self._look_at, self._held = self._held, None, None
+            return held
+        for one in self._watched:
+            one.look(self._board.read(one.local_rank, now), planned_at, now)
+        there = [one for one in self._watched if one.is_there]
+        overdue = sum(one.is_overdue(now) for one in there)
+        self._verdict_at = hangs.verdict_time(self._verdict_at, overdue, now)
+        if hangs.is_verdict_due(self._verdict_at, overdue, len(there), now):
+            return self._judge(there, now)
+        ends = [end for one in there if (end := one.due_at) is not None and end > now]
+        self._look_at = min([now + self._pause_s, *ends, *([self._verdict_at] if self._verdict_at is not None else [])])
+        return None
+
+    def _judge(self, there: list[Watched], now: float) -> Hang | None:
+        """Ask all workers for their stacks, say who is to blame, and write it down; None: not yet, other nodes may know better.
+
+        Nobody is asked twice: to answer is a sign of life.
+        """
+        ranks = {one.local_rank: one.global_rank for one in there}
+        stacks = self._desk.ask({one.local_rank: one.pid for one in there}, ranks)
+        silent = [one for one in there if one.is_suspect(now)]
+        suspects = [one.suspect(stack_groups.standing(stacks[one.local_rank]), now) for one in silent]
+        is_elsewhere = hangs.may_be_elsewhere(suspects, len(there), self._has_other_nodes)
+        blamed = hangs.blame(suspects)
+        blamed_ranks = {one.local_rank for one in blamed}
+        hung = tuple(_describe(one, now) for one in silent if one.local_rank in blamed_ranks)
+        waiting = tuple(_describe(one, now) for one in silent if one.local_rank not in blamed_ranks)
+        lines = [f"rank {one.global_rank} (local rank {one.local_rank}, process {one.pid}) hangs: {one.why}" for one in hung]
+        if waiting:
+            lines.append(f"silent too, as those are that wait: {stack_groups.rank_ranges(one.global_rank for one in waiting)}")
+        if is_elsewhere:
+            lines.append("nothing tells the workers here apart: all may wait for one of another node")
+        lines += _phases_of([one for one in there if one not in silent])
+        hang = self._write_down(hung, waiting, lines, stacks)
+        if not is_elsewhere or self._verdict_at is None:
+            self._look_at = None
+            return hang
+        self._look_at, self._held = self._verdict_at + hangs.OTHER_NODES_S, hang
+        return None
+
+    def _write_down(
+        self, hung: tuple[Hung, ...], waiting: tuple[Hung, ...], lines: list[str], stacks: dict[int, WorkerStacks]
+    ) -> Hang:
+        first = [one.global_rank for one in hung]
+        brief = stack_groups.brief_lines(list(stacks.values()), first)
+        path, where = "", []
+        if self._folder:
+            try:
+                write = partial(write_stacks, self._folder, lines, stacks, first, self._run_folder)
+                path = file_clerk.do(write, STACKS_TIMEOUT_S)
+                where = [f"the stacks of all workers are in {path}"]
+            except OSError as error:
+                where = [f"the stacks could not be written: {error.strerror}"]
+        return Hang(hung, waiting, (*lines, *brief, *where), path)
+
+    def progress_at(self) -> float | None:
+        """When any worker last made progress, of this group or an earlier one; None if none ever told of any. For any thread."""
+        now = time.monotonic()
+        signs = [hangs.progress_of(pulse, self._limits, now) for pulse in self._board.read_all(now)]
+        return max([one for one in (*signs, self._last_progress_at) if one is not None], default=None)
+
+    def checkpoint_at(self) -> float | None:
+        """Since when the work of all workers is safe, of those that ever told of a checkpoint in this group."""
+        ends = [pulse.checkpoint_at for pulse in self._board.read_all(time.monotonic())]
+        return min([one for one in ends if one is not None], default=None)
+
+    def close(self) -> None:
+        self.end()
+        self._board.close()
+        self._desk.close()
+
+
+def _describe(one: Watched, now: float) -> Hung:
+    return Hung(one.local_rank, one.global_rank, one.pid, one.phase, now - one.sign_at, one.step, one.why(now))
+
+
+def _phases_of(others: list[Watched]) -> list[str]:
+    """What those are about that are not overdue: one that is still starting may be the one that all others wait for."""
+    ranks: dict[str, list[int]] = {}
+    for one in others:
+        ranks.setdefault(one.phase, []).append(one.global_rank)
+    return [f"in phase {phase!r}, and within their time: {stack_groups.rank_ranges(found)}" for phase, found in ranks.items()]

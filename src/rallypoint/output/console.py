@@ -1,0 +1,367 @@
+"""The console, which all workers share: whole lines, and one stream at a time.
+
+Our stdout and stderr are mostly the same terminal, so there is one outbox for both, and for all groups of workers that come
+after each other. Its thread is the one that waits for a console that nobody reads. Meanwhile the log files go on, until there is
+too much in between; and a group that has ended leaves its last lines there, to be shown if the console takes them in time.
+
+How blocks of bytes become whole lines, and what is shown of them.
+
+A pipe gives bytes in blocks that begin and end anywhere, and several workers write to one console. Lines of different
+workers must not mix, so a block is shown only up to its last line end, and the rest waits for its own. All of this works
+on blocks, never line by line, which is what makes it as fast as it is; and on bytes, because a worker may write anything.
+
+A carriage return ends a line too, or a progress bar would never show. Nothing here does I/O.
+"""
+
+from __future__ import annotations
+
+import io
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+from rallypoint.base import report
+from rallypoint.base.outbox import Outbox
+from rallypoint.base.records import Value
+from rallypoint.output.log_file import enlarge_pipe, write_all
+from rallypoint.output.log_specs import Std
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import TextIO
+
+__all__ = [
+    "Console",
+    "ConsoleRelay",
+    "InterruptFilter",
+    "LineCutter",
+    "LinePrefixer",
+    "Speaker",
+    "console_writer",
+    "is_stuck",
+    "matching_lines",
+]
+
+
+# --- line relay ------------------------------------------------------------------------------------------------------------
+
+
+MAX_LINE_BYTES = 1 << 20
+MAX_TRACEBACK_BYTES = 1 << 18
+LINE_ENDS = (b"\n", b"\r")
+
+
+class LineCutter:
+    """Gives out whole lines, however the blocks were cut; a line that grows beyond `max_line_bytes` comes in pieces."""
+
+    def __init__(self, max_line_bytes: int = MAX_LINE_BYTES) -> None:
+        self._max_line_bytes = max_line_bytes
+        self._held: list[bytes] = []  # joined only once, so that a long line of tiny blocks costs no quadratic time
+        self._held_bytes = 0
+
+    def feed(self, block: bytes) -> bytes:
+        newline = block.rfind(b"\n")
+        cut = max(newline, block.rfind(b"\r", newline + 1)) + 1
+        if not cut:
+            self._hold(block)
+            return self.rest() if self._held_bytes >= self._max_line_bytes else b""
+        if cut == len(block) and not self._held:
+            return block
+        lines = b"".join((*self._held, memoryview(block)[:cut]))
+        self._held.clear()
+        self._held_bytes = 0
+        self._hold(block[cut:])
+        return lines
+
+    def rest(self) -> bytes:
+        """What has been held back so far; it is no longer held."""
+        rest = b"".join(self._held)
+        self._held.clear()
+        self._held_bytes = 0
+        return rest
+
+    def _hold(self, block: bytes) -> None:
+        if block:
+            self._held.append(block)
+            self._held_bytes += len(block)
+
+
+class LinePrefixer:
+    """Puts the prefix before every line; it remembers where the last text ended, since that may be inside a line."""
+
+    def __init__(self, prefix: bytes) -> None:
+        self._prefix = prefix
+        self._last = b"\n"
+
+    @property
+    def is_inside_line(self) -> bool:
+        return self._last not in LINE_ENDS
+
+    def feed(self, text: bytes) -> bytes:
+        if not text:
+            return b""
+        opening = self._prefix if self._begins_line(text) else b""
+        self._last = text[-1:]
+        if not self._prefix:
+            return text
+        if b"\r" in text:
+            return opening + self._prefix.join(text.splitlines(keepends=True))
+        prefixed = text.replace(b"\n", b"\n" + self._prefix)
+        begun_too_early = len(self._prefix) if self._last == b"\n" else 0  # the line that comes next
+        return b"".join((opening, memoryview(prefixed)[: len(prefixed) - begun_too_early]))
+
+    def end_line(self) -> bytes:
+        """The newline that is missing, if it is, so that whatever comes next starts on its own line."""
+        missing = b"" if self._last == b"\n" else b"\n"
+        self._last = b"\n"
+        return missing
+
+    def _begins_line(self, text: bytes) -> bool:
+        if self._last == b"\r":
+            return not text.startswith(b"\n")  # the two together are one line end, which happened to be cut
+        return self._last == b"\n"
+
+
+def matching_lines(lines: bytes, needles: tuple[bytes, ...], prefix: bytes) -> bytes:
+    """Those lines that contain one of the needles, each with the prefix before it."""
+    if not any(needle in lines for needle in needles):
+        return b""
+    found = [line for line in lines.splitlines(keepends=True) if any(needle in line for needle in needles)]
+    text = b"".join(prefix + line for line in found)
+    return text + b"\n" if text and not text.endswith(LINE_ENDS) else text
+
+
+class InterruptFilter:
+    """Leaves out tracebacks that end in KeyboardInterrupt: somebody pressed Ctrl-C and knows why the program ended.
+
+    A traceback is held back until its last line tells what it is; also while another one may follow it ("During handling of
+    the above exception …"), for they are one story. What grows too long to hold is shown after all.
+    """
+
+    _TRACEBACK = b"Traceback (most recent call last)"
+    _INTERRUPTED_START = (b"Fatal Python error: init_", b"Python runtime state: ")  # before the first line of the program
+    _OPENERS = (_TRACEBACK, b"Exception ignored ", _INTERRUPTED_START[0])
+    _LINKS = (b"During handling of the above exception", b"The above exception was the direct cause")
+
+    def __init__(self, max_held_bytes: int = MAX_TRACEBACK_BYTES) -> None:
+        self._max_held_bytes = max_held_bytes
+        self._held: list[bytes] = []
+        self._held_bytes = 0
+        self._has_ended = False  # the held traceback has its last line, which names no interrupt
+        self._is_linked = False  # and another one is announced
+
+    def feed(self, lines: bytes) -> bytes:
+        if not self._held and not any(opener in lines for opener in self._OPENERS):
+            return lines
+        return b"".join([self._step(line) for line in lines.splitlines(keepends=True)])
+
+    def rest(self) -> bytes:
+        """What has been held back so far; it is no longer held."""
+        rest = b"".join(self._held)
+        self._held.clear()
+        self._held_bytes = 0
+        self._has_ended = self._is_linked = False
+        return rest
+
+    def _step(self, line: bytes) -> bytes:
+        if not self._held:
+            return self._hold(line) if line.startswith(self._OPENERS) else line
+        if line.startswith(self._LINKS):
+            self._is_linked = True
+            return self._hold(line)
+        if line.startswith(self._TRACEBACK) and (self._is_linked or not self._has_ended):
+            self._has_ended = self._is_linked = False
+            return self._hold(line)
+        if line.isspace() or line.startswith((b" ", b"\t")):
+            return self._hold(line)
+        if line.startswith(self._INTERRUPTED_START) and not self._has_ended:
+            return self._hold(line)
+        if self._has_ended:
+            return self.rest() + self._step(line)
+        if line.startswith(b"KeyboardInterrupt"):
+            self.rest()
+            return b""
+        self._has_ended = True
+        return self._hold(line)
+
+    def _hold(self, line: bytes) -> bytes:
+        self._held.append(line)
+        self._held_bytes += len(line)
+        return self.rest() if self._held_bytes > self._max_held_bytes else b""
+
+
+# --- console ---------------------------------------------------------------------------------------------------------------
+
+
+Console = Callable[[bytes], None]
+MAX_QUEUED_BYTES = 2 << 20  # of one group of workers, while it runs
+MAX_LEFT_BYTES = 16 << 20  # of all groups that have ended
+MOST_ITEMS = 1 << 20
+STUCK_AFTER_S = 1.0  # in one write; then nobody who has to act waits for it any more
+LOOK_S = 0.05
+
+
+class Speaker:
+    """One stream of one worker, as the console sees it."""
+
+    def __init__(self, write: Console, prefix: bytes, stream: Std, has_ended: threading.Event) -> None:
+        self.write: Console | None = write
+        self.stream = stream
+        self.prefixer = LinePrefixer(prefix)
+        self.interrupts = InterruptFilter()
+        self.has_ended = has_ended  # set once all that it had to say was shown
+
+
+class _Said(Value):
+    relay: ConsoleRelay
+    speaker: Speaker
+    lines: bytes
+    is_last: bool
+
+
+_outbox = Outbox(lambda said: said.relay.show(said), most_items=MOST_ITEMS, is_for_people=True, is_foreign=True)
+
+
+class _Backlog:
+    """How much is to be shown, of all groups together; roughly, as several threads count."""
+
+    bytes = 0
+
+
+_backlog = _Backlog()
+
+
+def is_stuck() -> bool:
+    """Whether the console takes nothing at present, as far as that can be known."""
+    return _outbox.busy_s() > STUCK_AFTER_S
+
+
+class ConsoleRelay:
+    """Shows the lines of the speakers of one group of workers, in the order in which they were put."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._queued_bytes = 0
+        self._queued_items = 0
+        self._has_spoken = False
+        self._is_hasty = False
+        self._lost_bytes = 0
+        self._inside_line: Speaker | None = None  # whose last line was too long to wait for its end
+        self._failed = Std.NONE
+        self.hides_interrupts = False
+
+    def put(self, speaker: Speaker, lines: bytes, is_last: bool = False) -> None:
+        """Show these whole lines soon; the last ones need not be whole. Waits while too much is waiting already."""
+        with self._changed:
+            while self._queued_bytes > MAX_QUEUED_BYTES and not self._is_hasty:
+                self._changed.wait()
+            if self._is_hasty and _backlog.bytes > MAX_LEFT_BYTES:
+                self._lost_bytes += len(lines)
+                return
+            if not (self._has_spoken or lines):  # many a run has nothing to show, and needs no thread
+                speaker.has_ended.set()
+                return
+            if not self._has_spoken and not self._is_hasty:
+                _outbox.hold()
+            self._has_spoken = True
+            self._queued_bytes += len(lines)
+            self._queued_items += 1
+            _backlog.bytes += len(lines)
+        _outbox.put(_Said(self, speaker, lines, is_last), may_wait=False)
+
+    def hurry(self) -> None:
+        """Make nobody wait for room any more: what comes now is the last."""
+        with self._changed:
+            if self._has_spoken and not self._is_hasty:
+                _outbox.release()
+            self._is_hasty = True
+            self._changed.notify_all()
+
+    def wait_shown(self, timeout_s: float) -> bool:
+        """Give the console this time to take what it was given, and none if it takes nothing; says whether it did."""
+        deadline = time.monotonic() + timeout_s
+        with self._changed:
+            while self._queued_items:
+                left_s = deadline - time.monotonic()
+                if left_s <= 0 or is_stuck():
+                    return False
+                self._changed.wait(min(left_s, LOOK_S))
+        return True
+
+    def show(self, said: _Said) -> None:
+        """Done by the thread of the outbox."""
+        try:
+            self._show(said.speaker, self._worth_showing(said.speaker, said.lines, said.is_last), said.is_last)
+        finally:
+            if said.is_last:
+                said.speaker.has_ended.set()
+            with self._changed:
+                self._queued_bytes -= len(said.lines)
+                self._queued_items -= 1
+                _backlog.bytes -= len(said.lines)
+                lost_bytes = 0 if self._queued_items else self._lost_bytes
+                self._lost_bytes -= lost_bytes
+                self._changed.notify_all()
+            if lost_bytes:
+                report.warn(f"{lost_bytes} bytes of the workers' output were not shown here: they were not taken in time")
+
+    def _worth_showing(self, speaker: Speaker, lines: bytes, is_last: bool) -> bytes:
+        if self.hides_interrupts and speaker.stream == Std.ERR:
+            lines = speaker.interrupts.feed(lines)
+        return lines + speaker.interrupts.rest() if is_last else lines
+
+    def _show(self, speaker: Speaker, lines: bytes, is_last: bool) -> None:
+        """In one piece, the missing newline of a last line included: other processes may write to the same console."""
+        text = speaker.prefixer.feed(lines)
+        if is_last:
+            text += speaker.prefixer.end_line()
+        if not text:
+            return
+        if self._inside_line is not None and self._inside_line is not speaker:
+            self._write(self._inside_line, self._inside_line.prefixer.end_line())
+        self._inside_line = speaker if speaker.prefixer.is_inside_line else None
+        self._write(speaker, text)
+
+    def _write(self, speaker: Speaker, text: bytes) -> None:
+        if speaker.write is None:
+            return
+        try:
+            speaker.write(text)
+        except Exception as error:  # it may be any object of the user's, and must not take the other streams with it
+            speaker.write = None
+            self._warn_once(speaker.stream, error)
+
+    def _warn_once(self, stream: Std, error: Exception) -> None:
+        if not self._failed & stream:
+            self._failed |= stream
+            name = "stdout" if stream == Std.OUT else "stderr"
+            report.warn(f"the workers' {name} is no longer shown, because ours cannot be written: {error}. Log files go on.")
+
+
+def console_writer(stream: Std) -> Console:
+    """What shows bytes on our own stdout or stderr: past Python's text layer where there is a file behind it, else through it.
+
+    Only Python's own text files are bypassed. A notebook's stream has a file number as well, but that one leads to the
+    terminal of the notebook's server.
+    """
+    text: TextIO | None = sys.stdout if stream == Std.OUT else sys.stderr
+    if not isinstance(text, io.TextIOWrapper):
+        return lambda block: _write_text(text, block)
+    try:
+        fd = text.fileno()
+    except (OSError, ValueError):  # a text file in memory, or a closed one
+        return lambda block: _write_text(text, block)
+    enlarge_pipe(fd)
+
+    def write(block: bytes) -> None:
+        text.flush()
+        write_all(fd, block)
+
+    return write
+
+
+def _write_text(text: TextIO | None, block: bytes) -> None:
+    if text is not None:  # Python has none where the descriptor was closed at its start
+        text.write(block.decode(errors="replace"))
+        text.flush()

@@ -1,0 +1,282 @@
+"""The stream pump: one thread that carries the workers' output from their pipes to log files and to the console.
+
+One thread for all workers, because then no two lines can mix, and because it sleeps in one ``poll`` until there is
+something to carry: no interval, no wake-up without a reason. A block goes to its log file as it comes, byte for byte; its
+whole lines go on to the console, which has a thread of its own. The files are opened by this thread too: if their disk hangs, so
+does it, and whoever stops the workers leaves it behind.
+
+The methods are for one caller; nothing that the thread uses is changed by it, except by queues. Of the pipe that wakes
+the thread the caller owns one end and the thread the other, so that neither can meet a descriptor which is already gone.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+import time
+from collections import deque
+
+from rallypoint.base.records import Value
+from rallypoint.errors import UsageError
+from rallypoint.output.console import Console, ConsoleRelay, LineCutter, Speaker, console_writer, is_stuck, matching_lines
+from rallypoint.output.log_file import PIPE_BYTES, LogFile, enlarge_pipe, pipe_size
+from rallypoint.output.log_specs import LogFolder, Std
+
+__all__ = ["Route", "StreamPump", "console_writer"]
+
+READ_BYTES = 512 * 1024
+LAST_BLOCKS_TIMEOUT_S = 1.0  # for log files, when the console has used up its time
+STUCK_AFTER_S = 1.0  # in one write to a log file
+LOOK_S = 0.05
+
+
+class Route(Value):
+    """Where one stream of one worker goes, besides being remembered."""
+
+    local_rank: int
+    stream: Std
+    log_file: str = ""
+    console: Console | None = None
+    prefix: str = ""
+    filters: tuple[str, ...] = ()
+    filtered_file: str = ""
+
+
+class _Stream:
+    """One pipe, where it leads, and what is remembered of it."""
+
+    def __init__(self, route: Route, fd: int, log: LogFile | None, filtered: LogFile | None) -> None:
+        self.route = route
+        self.fd = fd
+        self.log = log
+        self.filtered = filtered
+        self.prefix = os.fsencode(route.prefix)  # as it came from the command line, which need not be valid text
+        self.needles = tuple(os.fsencode(needle) for needle in route.filters)
+        self.carried = threading.Event()  # all of it was read and put into the log file
+        self.drained = threading.Event()  # and it was shown
+        self.speaker = Speaker(route.console, self.prefix, route.stream, self.drained) if route.console else None
+        self.cutter = LineCutter()
+        self.tail = b""
+
+    def remember(self, block: bytes, tail_bytes: int) -> None:
+        if len(block) < tail_bytes:
+            block = self.tail + block
+        self.tail = block[-tail_bytes:] if tail_bytes else b""
+
+
+class StreamPump:
+    """``open`` a pipe for each stream, ``start``, tell it which ``worker_ended``, and ``close`` it."""
+
+    def __init__(self, tail_bytes: int, max_log_bytes: int | None = None, folder: LogFolder | None = None) -> None:
+        if max_log_bytes is not None and max_log_bytes < 1:
+            raise UsageError(f"max_log_bytes must be at least 1, not {max_log_bytes}")
+        self._tail_bytes = tail_bytes
+        self._max_log_bytes = max_log_bytes
+        self._folder = folder
+        self._console = ConsoleRelay()
+        self._streams: list[_Stream] = []  # all there ever were, so that their tails can be asked for
+        self._files: dict[str, LogFile] = {}
+        self._opened: deque[_Stream] = deque()  # not yet taken over by the thread
+        self._ended: deque[_Stream] = deque()
+        self._open: dict[int, _Stream] = {}  # the thread's own: by the descriptor that it reads
+        self._poll = select.poll()
+        self._wake_read_fd = self._wake_write_fd = -1
+        self._is_closing = False
+        self._writing_since: float | None = None
+        self._has_made_wait = False
+        self._thread = threading.Thread(target=self._run, name="rallypoint-streams", daemon=True)
+
+    def open(self, route: Route) -> int:
+        """A pipe for this stream: the end that the worker writes to, which the caller hands on and then closes."""
+        read_fd, write_fd = os.pipe()
+        self.attach(route, read_fd)
+        return write_fd
+
+    def attach(self, route: Route, read_fd: int) -> None:
+        """Carry this stream from a pipe that is there already; the end is ours from now on."""
+        log = self._file(route.log_file)
+        filtered = self._file(route.filtered_file) if route.filters else None
+        os.set_blocking(read_fd, False)
+        if log is not None:  # much is expected; for a few lines of stderr the pages are better left to others
+            enlarge_pipe(read_fd)
+        stream = _Stream(route, read_fd, log, filtered)
+        self._streams.append(stream)
+        self._opened.append(stream)
+        self._wake()
+
+    def start(self) -> None:
+        self._wake_read_fd, self._wake_write_fd = os.pipe()
+        os.set_blocking(self._wake_write_fd, False)
+        self._poll.register(self._wake_read_fd, select.POLLIN)
+        self._thread.start()
+        self._wake()
+
+    def worker_ended(self, local_rank: int) -> None:
+        """Nothing more is expected of this worker: carry what it has left, although its children may keep the pipe open."""
+        self._ended.extend(self._of_rank(local_rank))
+        self._wake()
+
+    def wait_drained(self, local_rank: int, timeout_s: float) -> bool:
+        """Wait until everything that this worker wrote has arrived where it goes; not for what is stuck."""
+        return self._wait_for([stream.drained for stream in self._of_rank(local_rank)], timeout_s)
+
+    def wait_carried(self, local_rank: int, timeout_s: float) -> bool:
+        """Wait until everything that this worker wrote is known here, shown or not."""
+        return self._wait_for([stream.carried for stream in self._of_rank(local_rank)], timeout_s)
+
+    def _wait_for(self, events: list[threading.Event], timeout_s: float) -> bool:
+        """Whoever has waited in vain once does not wait again: with many workers it would add up."""
+        deadline = time.monotonic() + (0.0 if self._has_made_wait else timeout_s)
+        for event in events:
+            while not event.wait(max(0.0, min(LOOK_S, deadline - time.monotonic()))):
+                if time.monotonic() >= deadline or self._is_stuck():
+                    self._has_made_wait = self._has_made_wait or timeout_s > 0
+                    return False
+        return True
+
+    def _is_stuck(self) -> bool:
+        """Whether the console, or the disk with the log files, takes nothing at present."""
+        since = self._writing_since
+        return is_stuck() or (since is not None and time.monotonic() - since > STUCK_AFTER_S)
+
+    def tail(self, local_rank: int, stream: Std) -> str:
+        """The last that this worker wrote to this stream."""
+        tails = [candidate.tail for candidate in self._of_rank(local_rank) if candidate.route.stream == stream]
+        return tails[-1].decode(errors="replace") if tails else ""
+
+    def quiet_interrupts(self) -> None:
+        """From now on, tracebacks that end in KeyboardInterrupt are not shown; the log files and the tails still have them."""
+        self._console.hides_interrupts = True
+
+    def close(self, timeout_s: float) -> bool:
+        """Carry what is left, for at most `timeout_s`, and release everything; says whether all of it arrived.
+
+        What the console has not taken by then it may still take later.
+        """
+        deadline = time.monotonic() + timeout_s
+        if self._thread.ident is None:
+            if not self._streams:
+                return True
+            self.start()
+        if self._wake_write_fd >= 0:
+            self._is_closing = True
+            self._wake()
+        while self._thread.is_alive() and time.monotonic() < deadline and not self._is_stuck():
+            self._thread.join(max(0.0, min(LOOK_S, deadline - time.monotonic())))
+        has_shown_all = not self._thread.is_alive() and self._console.wait_shown(max(0.0, deadline - time.monotonic()))
+        self._console.hurry()
+        self._thread.join(LAST_BLOCKS_TIMEOUT_S)
+        if self._wake_write_fd >= 0 and not self._thread.is_alive():
+            os.close(self._wake_write_fd)
+            os.close(self._wake_read_fd)
+            self._wake_write_fd = -1
+        return has_shown_all and not self._thread.is_alive()
+
+    def _of_rank(self, local_rank: int) -> list[_Stream]:
+        return [stream for stream in self._streams if stream.route.local_rank == local_rank]
+
+    def _file(self, path: str) -> LogFile | None:
+        """One for each path: the filtered lines of all ranks go to the same one."""
+        if path and path not in self._files:
+            self._files[path] = LogFile(path, self._max_log_bytes, self._folder)
+        return self._files.get(path)
+
+    def _wake(self) -> None:
+        if self._wake_write_fd >= 0:
+            try:
+                os.write(self._wake_write_fd, b"!")
+            except BlockingIOError:
+                return  # enough is there to wake it
+
+    # What follows is done by the thread.
+
+    def _run(self) -> None:
+        _keep_freed_memory()
+        while self._step():
+            pass
+        for stream in self._streams:
+            self._finish(stream)
+        for file in self._files.values():
+            file.close()
+
+    def _step(self) -> bool:
+        """Carry what there is; False when the pump is being closed."""
+        is_open = True
+        for fd, _ in self._poll.poll():
+            if fd == self._wake_read_fd:
+                os.read(fd, READ_BYTES)
+                is_open = not self._is_closing
+            else:
+                self._carry_block(self._open[fd])
+        ended = [self._ended.popleft() for _ in range(len(self._ended))]  # first: whoever ended had been opened before
+        while self._opened:
+            stream = self._opened.popleft()
+            self._open_files(stream)
+            self._open[stream.fd] = stream
+            self._poll.register(stream.fd, select.POLLIN)
+        for stream in ended:
+            self._finish(stream)
+        return is_open
+
+    def _open_files(self, stream: _Stream) -> None:
+        self._writing_since = time.monotonic()
+        for file in (stream.log, stream.filtered):
+            if file is not None:
+                file.open()
+        self._writing_since = None
+
+    def _carry_block(self, stream: _Stream) -> int:
+        """Carry what one read gives; its size, which is 0 where there is nothing to read now."""
+        try:
+            block = os.read(stream.fd, READ_BYTES)
+        except BlockingIOError:
+            return 0
+        if not block:
+            self._end(stream)
+            return 0
+        stream.remember(block, self._tail_bytes)
+        if stream.log is not None:
+            self._write(stream.log, block)
+        if stream.speaker is not None or stream.filtered is not None:
+            self._carry_lines(stream, stream.cutter.feed(block))
+        return len(block)
+
+    def _carry_lines(self, stream: _Stream, lines: bytes, is_last: bool = False) -> None:
+        if stream.filtered is not None:
+            self._write(stream.filtered, matching_lines(lines, stream.needles, stream.prefix))
+        if stream.speaker is not None and (lines or is_last):
+            self._console.put(stream.speaker, lines, is_last)
+
+    def _write(self, file: LogFile, block: bytes) -> None:
+        self._writing_since = time.monotonic()
+        file.write(block)
+        self._writing_since = None
+
+    def _finish(self, stream: _Stream) -> None:
+        """Carry what is in the pipe. The worker has left no more than the pipe holds; what its children add may never end."""
+        left = pipe_size(stream.fd) if stream.fd >= 0 else 0
+        while left > 0 and (count := self._carry_block(stream)):
+            left -= count
+        self._end(stream)
+
+    def _end(self, stream: _Stream) -> None:
+        if stream.fd < 0:
+            return
+        del self._open[stream.fd]
+        self._poll.unregister(stream.fd)
+        os.close(stream.fd)
+        stream.fd = -1
+        self._carry_lines(stream, stream.cutter.rest(), is_last=True)
+        stream.carried.set()
+        if stream.speaker is None:
+            stream.drained.set()
+
+
+def _keep_freed_memory() -> None:
+    """Make the C library keep what one block frees for the next one.
+
+    It returns freed memory to the system at once, until it has seen a program free a piece as large as this; and then getting
+    it back, page by page, costs four times as much as all the rest of what is done to a block.
+    """
+    bytes(PIPE_BYTES)

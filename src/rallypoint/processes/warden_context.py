@@ -1,0 +1,372 @@
+"""Workers under a warden: started by it, listened to through the pump, stopped by the rules of `core.shutdown`.
+
+The warden holds the workers, and we hold the warden: if it does not answer while they are being stopped, it is killed, and the
+kernel kills them with it. Where there is no time for that, they are killed past it.
+
+This is what script workers and function workers share. A subclass says how each worker is launched, and what it returned.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import time
+from abc import abstractmethod
+
+from rallypoint.base import defaults, report
+from rallypoint.base.signals import inbox
+from rallypoint.errors import LicenceOverError, UnkillableWorkersError, WorkerStartError, worker_start_error
+from rallypoint.output.log_specs import LogsDest, Std, file_clerk
+from rallypoint.output.outlets import Outlets
+from rallypoint.processes import suspension, warden_client
+from rallypoint.processes.context import PContext, RunProcsResult, wait_readable
+from rallypoint.processes.handles import WorkerHandles, is_stopped
+from rallypoint.processes.warden_client import Exited, Expired, FailedToStart, Launch, Lost, Rest, Started, WardenClient
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from rallypoint.failures.process_failure import ProcessFailure
+    from rallypoint.processes.causes import Causes
+    from rallypoint.protocol.shutdown import Send, Target
+
+__all__ = ["WardedContext"]
+
+START_TIMEOUT_S = 60.0  # forking a few hundred processes takes less than one
+SIGNALLED_START_S = 0.5  # what is left for it once a signal has come; only an import in a fork server takes longer
+ANSWER_TIMEOUT_S = 5.0  # a warden answers in a millisecond; one that does not is stopped or stuck
+QUICK_ANSWER_S = 0.2  # the same, where the workers must be gone by now
+SHOWN_TIMEOUT_S = 1.0  # for what ended workers wrote, before their end is told
+DRAIN_TIMEOUT_S = 1.0  # for the last lines of ended workers, should the console be slow; it may take them later, too
+FILES_TIMEOUT_S = 2.0  # for a disk with log files that does not answer
+
+
+class WardedContext(PContext):
+    """A PContext whose processes are children of a warden."""
+
+    def __init__(self, *args: Any, numa_options: Any = None, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._numa_options = numa_options
+        self.cpus: dict[int, tuple[int, ...]] = {}  # by local rank, of those that are bound
+        self.kill_wait_s = defaults.UNINTERRUPTIBLE_TIMEOUT_S
+        self.hurry_fd: int | None = None  # readable once there is no time left for grace
+        self.licence_fd: int | None = None  # of the page that says until when the workers may run; None: there is no limit
+        self.expired_at: float | None = None  # when their warden killed them because that was over, of time.monotonic()
+        self._warden: WardenClient | None = None
+        self._outlets: Outlets | None = None
+        self._logs = LogsDest()
+        self._inherited_env: dict[str, str] = {}
+        self._pids: dict[int, int] = {}
+        self._exits: dict[int, Exited] = {}
+        self._start_error: WorkerStartError | None = None
+        self._failures: dict[int, ProcessFailure] = {}
+        self._handles = WorkerHandles()
+        self._rest: tuple[int, ...] | None = None  # None: not reported yet
+        self._look_at_warden_at = self._give_up_at = math.inf  # while it owes us an answer
+        self._causes: Causes | None = None
+
+    @abstractmethod
+    def _launch_of(self, local_rank: int, error_file: str) -> Launch:
+        """How to start this worker; its standard streams are added to it."""
+
+    def _open_warden(self) -> WardenClient:
+        return warden_client.take()
+
+    def _return_values(self) -> dict[int, Any]:
+        """What the workers returned, once all have succeeded."""
+        return dict.fromkeys(self._exits)
+
+    def _release(self) -> None:
+        """Let go of what was held for the launches."""
+
+    def pids(self) -> dict[int, int]:
+        return dict(self._pids)
+
+    def end_worker(self, local_rank: int, why: str, ago_s: float = 0.0) -> None:
+        """Kill a worker on purpose: what is told of its end is the reason, and that it failed so long ago."""
+        self.explain_end(self._pids[local_rank], why, ago_s)
+        if self._warden is not None and local_rank not in self._exits:
+            self._warden.signal_worker(local_rank, signal.SIGKILL)
+
+    def explain_end(self, pid: int, why: str, ago_s: float = 0.0) -> None:
+        """Say why somebody is about to end the worker with this process id."""
+        if self._causes is not None:
+            self._causes.explain(pid, why, ago_s)
+
+    @property
+    def licence_expired(self) -> bool:
+        """Whether the workers were killed, or not even started, because they may not run any longer."""
+        return self.expired_at is not None
+
+    def kill_at_once(self) -> None:
+        """Kill the workers and their process groups without asking anybody; from any thread."""
+        self._handles.kill()
+
+    def news_fd(self) -> int | None:
+        return self._warden.fileno() if self._warden else None
+
+    def _start(self) -> None:
+        if self._numa_options is not None:
+            from rallypoint.affinity import cpus_of_workers
+
+            self.cpus = cpus_of_workers(self._numa_options, self.envs)
+        self._warden = self._open_warden()
+        self._logs = self._destinations()
+        specs = self._logs_specs
+        self._outlets = Outlets(self._logs, getattr(specs, "log_max_bytes", None), getattr(specs, "run_folder", None))
+        self._inherited_env = {name: value for name, value in os.environ.items() if name != defaults.ENV_SECRET}
+        suspension.begin(self._warden.pid)
+        stdin = _input_of_workers()
+        try:
+            self._outlets.open_files()
+            self._warden.spawn([self._launch(rank, stdin) for rank in sorted(self.args)], self.licence_fd)
+        finally:
+            self._outlets.hand_over()
+            if stdin is not None and stdin > 0:
+                os.close(stdin)
+        self._prepare_for_failures()
+        self._await_start()
+
+    def _prepare_for_failures(self) -> None:
+        """What is done while the workers' interpreters start, so that it costs no time: count the kills for memory so far."""
+        from rallypoint.processes.causes import Causes
+
+        self._causes = Causes()
+        if warden_client.this_is_a_launcher():  # then what a killed warden leaves comes to us
+            from rallypoint.processes import kernel
+
+            kernel.adopt_orphans()
+
+    def _launch(self, rank: int, stdin: int | None) -> Launch:
+        assert self._outlets is not None
+        prefix = (self._log_line_prefixes or {}).get(rank, f"[{self.name}{rank}]:")
+        launch = self._launch_of(rank, self._logs.error_files[rank])
+        streams = {
+            1: self._outlets.open(rank, Std.OUT, prefix, self._duplicate_stdout_filters),
+            2: self._outlets.open(rank, Std.ERR, prefix, self._duplicate_stderr_filters),
+        }
+        if stdin is not None:
+            streams[0] = stdin
+        may_run_unbound = bool(getattr(self._numa_options, "should_fall_back_if_binding_fails", False))
+        return launch.replace(fds={**streams, **launch.fds}, cpus=self.cpus.get(rank, ()), may_run_unbound=may_run_unbound)
+
+    def _await_start(self) -> None:
+        """Return when every worker has been started; if one cannot be, none is left.
+
+        A signal waits a little for that, so that those who are just being started are asked to stop as all others are.
+        """
+        give_up_at = time.monotonic() + START_TIMEOUT_S
+        while len(self._pids) < self.nprocs:
+            left = give_up_at - time.monotonic()
+            if left <= 0:
+                inbox.raise_pending()
+                raise WorkerStartError(f"{len(self._pids)} of {self.nprocs} workers were started within {START_TIMEOUT_S:g} s")
+            wait_readable([self.news_fd(), inbox.fileno()], left)
+            self._absorb()
+            if self._start_error is not None:
+                raise self._start_error
+            if self.licence_expired:
+                raise LicenceOverError("no worker was started: the coordination store had not confirmed this node for too long")
+            if inbox.collect():
+                give_up_at = min(give_up_at, time.monotonic() + SIGNALLED_START_S)
+
+    def _absorb(self, timeout_s: float = 0.0) -> None:
+        """Take in what the warden has reported."""
+        assert self._warden is not None
+        for news in self._warden.receive(timeout_s):
+            match news:
+                case Started(rank, pid):
+                    self._pids[rank] = pid
+                    self._handles.add(rank, pid, self._warden.pid)
+                case FailedToStart(rank, errno, reason):
+                    from rallypoint.base import limits as host_limits
+
+                    why = host_limits.explain(errno) or reason
+                    error = worker_start_error(errno, f"worker {rank} could not be started: {why}")
+                    self._start_error = self._start_error or error
+                case Exited():
+                    self._note_exit(news)
+                case Rest(pids):
+                    self._rest, self._look_at_warden_at = pids, math.inf
+                case Expired(at):
+                    self.expired_at = at
+                case Lost():
+                    self._note_lost_warden()
+
+    def _note_exit(self, ended: Exited) -> None:
+        assert self._outlets is not None
+        self._exits[ended.local_rank] = ended
+        self._handles.discard(ended.local_rank)
+        self._outlets.worker_ended(ended.local_rank)
+
+    def _note_lost_warden(self) -> None:
+        """Without its warden every worker has been killed by the kernel; what they started in their groups is left to us."""
+        from rallypoint.processes import kernel
+
+        assert self._warden is not None
+        report.warn(f"the warden (process {self._warden.pid}), parent of all workers, was killed, and all workers with it")
+        if len(self._pids) < self.nprocs:
+            text = "the process that starts the workers ended before they were there; its last words or the system's log say why"
+            self._start_error = self._start_error or WorkerStartError(text)
+        self._rest, self._look_at_warden_at = (), math.inf
+        left = {rank: pid for rank, pid in self._pids.items() if rank not in self._exits}
+        self._handles.kill()
+        for pid in left.values():
+            kernel.kill_if_allowed(-pid, signal.SIGKILL)
+        self._handles.await_ends(self.kill_wait_s)
+        for rank, pid in left.items():
+            self._note_exit(Exited(rank, pid, -signal.SIGKILL, time.time()))
+        if warden_client.this_is_a_launcher():
+            kernel.kill_children(self.kill_wait_s)
+
+    def _poll(self) -> RunProcsResult | None:
+        if self._is_open:
+            self._absorb()
+        for rank, ended in self._exits.items():
+            if ended.exitcode != 0 and rank not in self._failures:
+                self._failures[rank] = self._describe(ended)
+        if self._outlets is not None and (self._failures or len(self._exits) == self.nprocs):
+            self._outlets.await_drained(set(self._exits), SHOWN_TIMEOUT_S)
+        if self._failures:
+            return RunProcsResult(failures=dict(self._failures), stdouts=self._logs.stdouts, stderrs=self._logs.stderrs)
+        if len(self._exits) == self.nprocs:
+            return RunProcsResult(self._return_values(), stdouts=self._logs.stdouts, stderrs=self._logs.stderrs)
+        return None
+
+    def _describe(self, ended: Exited) -> ProcessFailure:
+        """What is known of a failure; without what lies in files if those cannot be had."""
+        causes, outlets, logs = self._causes, self._outlets, self._logs
+        assert causes is not None
+        assert outlets is not None
+        tail = outlets.stderr_tail(ended.local_rank)
+        try:
+            return file_clerk.do(lambda: causes.describe(ended, logs, outlets, tail), FILES_TIMEOUT_S)
+        except TimeoutError as error:
+            report.warn(f"the files of worker {ended.local_rank} do not tell why it failed: {error.strerror}")
+            return causes.describe(ended, LogsDest(error_files={ended.local_rank: ""}), outlets, tail)
+
+    def _close(self, death_sig: signal.Signals, timeout: float) -> None:
+        stuck: tuple[Target, ...] = ()
+        try:
+            if self._warden is not None and (self._pids or self.licence_expired):
+                stuck = self._stop_all(death_sig, timeout)
+            elif self._warden is not None:
+                self._warden.kill()  # nobody was started; it may be busy importing what it was to run
+        finally:
+            self._let_go(keep_warden=not stuck and self._rest == ())
+        if stuck:
+            raise UnkillableWorkersError(sorted(self._pid_of(target) for target in stuck), self.kill_wait_s)
+
+    def _let_go(self, keep_warden: bool) -> None:
+        if self._outlets is not None:
+            self._outlets.close(DRAIN_TIMEOUT_S)
+        self._handles.close()
+        if self._warden is not None:
+            suspension.end(self._warden.pid)
+            if keep_warden:
+                warden_client.put_back(self._warden)
+            else:
+                self._warden.close(timeout_s=1.0)
+            self._warden = None
+        self._release()
+
+    def _stop_all(self, death_sig: signal.Signals, grace_s: float) -> tuple[Target, ...]:
+        """Tell, kill and wait until nobody is left; those that even SIGKILL does not end are returned."""
+        from rallypoint.protocol import shutdown
+
+        self._hide_interrupts_after(death_sig)
+        stop = shutdown.begin(death_sig, grace_s, self.kill_wait_s)
+        if inbox.received > 1:  # they came together, before we could begin
+            stop = shutdown.hurry(stop)
+        self._ask_warden(in_a_hurry=stop.grace_s == 0)
+        while True:
+            decision = shutdown.step(stop, self._present(), time.monotonic())
+            self._send(decision.sends)
+            stop = decision.stop
+            match decision.outcome:
+                case shutdown.GaveUp(stuck):
+                    return stuck
+                case shutdown.Gone() if self._rest is not None:
+                    return ()
+                case shutdown.Waiting(wake_at):
+                    readable = self._wait_while_stopping(wake_at)
+                case _:  # what there is besides the workers is not known yet
+                    readable = self._wait_while_stopping(self._look_at_warden_at)
+            is_hurried = self.hurry_fd in readable
+            for number in inbox.collect():
+                if inbox.received > 1:
+                    is_hurried = True
+                else:
+                    self._hide_interrupts_after(number)
+                    self._send(shutdown.pass_on(number, self._present()))
+            if is_hurried:
+                self.hurry_fd, stop = None, shutdown.hurry(stop)
+                self._ask_warden(in_a_hurry=True)
+
+    def _wait_while_stopping(self, wake_at: float) -> set[int]:
+        left_s = min(wake_at, self._look_at_warden_at) - time.monotonic()
+        readable = wait_readable([self.news_fd(), inbox.fileno(), self.hurry_fd], left_s)
+        self._absorb()
+        if time.monotonic() >= self._look_at_warden_at:
+            self._look_at_warden()
+        return readable
+
+    def _hide_interrupts_after(self, sent: signal.Signals) -> None:
+        if sent == signal.SIGINT and self._outlets is not None:
+            self._outlets.quiet_interrupts()
+
+    def _ask_warden(self, in_a_hurry: bool) -> None:
+        """Ask what there is besides the workers, which shows too whether it can answer. In a hurry the workers go first."""
+        assert self._warden is not None
+        if in_a_hurry:
+            self.kill_at_once()
+        self._warden.watch_rest()
+        asked_at = time.monotonic()
+        self._give_up_at = asked_at + ANSWER_TIMEOUT_S
+        self._look_at_warden_at = asked_at + QUICK_ANSWER_S if in_a_hurry else self._give_up_at
+
+    def _look_at_warden(self) -> None:
+        """It owes us an answer. If it is stopped it gives none, if it is slow it may; the kernel kills its workers with it."""
+        assert self._warden is not None
+        if not is_stopped(self._warden.pid) and time.monotonic() < self._give_up_at:
+            self._look_at_warden_at = self._give_up_at
+            return
+        self._look_at_warden_at = math.inf
+        self._warden.give_up()
+        report.warn(f"process {self._warden.pid}, the parent of the workers, did not answer and was killed with them")
+        self._absorb()
+
+    def _present(self) -> list[Target]:
+        from rallypoint.protocol.shutdown import Target
+
+        workers = [Target(True, rank) for rank in self._pids if rank not in self._exits]
+        return workers + [Target(False, pid) for pid in self._rest or ()]
+
+    def _send(self, sends: tuple[Send, ...]) -> None:
+        assert self._warden is not None
+        for send in sends:
+            if send.target.is_worker:
+                self._warden.signal_worker(send.target.number, send.signal)
+            else:
+                self._warden.signal_rest(send.target.number, send.signal)
+            if send.signal == signal.SIGKILL:
+                report.info(send.why)
+
+    def _pid_of(self, target: Target) -> int:
+        return self._pids[target.number] if target.is_worker else target.number
+
+
+def _input_of_workers() -> int | None:
+    """Our own standard input, if we have one. In the background that is nothing, where it is the terminal of somebody's shell.
+
+    They are in sessions of their own, so that the kernel would let them take what is typed there.
+    """
+    if not warden_client.is_open(0):
+        return None
+    try:
+        is_background = os.tcgetpgrp(0) != os.getpgrp()
+    except OSError:  # it is not our terminal
+        return 0
+    return os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC) if is_background else 0

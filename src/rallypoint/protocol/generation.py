@@ -1,0 +1,321 @@
+"""The leader's decision: whether a generation is to be formed, ended or left alone, and why.
+
+A generation, once formed, never changes. Whoever comes or goes, and whatever fails, ends it by a signal; then all of its members
+stop their workers and say so; then the next one is formed of those who are ready. Which of these steps is due is a
+function of who is here, of what is known about the current generation, and of the leader's own clock:
+
+    none formed yet      Form once max nodes are here, or min nodes and the last call is over
+    running              Interrupt for a node that is gone, or for joiners; Conclude when all are done
+    signalled to stop    Wait until every live member is ready and every lost one has surely stopped; then Form
+                         Expel a live member that is not ready in time; GiveUp if a sick one has left too few
+
+A member is replaced only on proof that its workers are gone: it was ready, or left, or its warden has vouched for it, or it can
+have heard nothing of the store for as long as its fence, and a margin. Its lease runs out before its fence where that is longer;
+until shortly before its fence it may come back, and nothing is lost. One that is expelled gets no more keepalives answered, so
+its own fence ends its workers, whatever in it is stuck.
+
+A node whose workers fail again and again is *shunned*: the others go on without it for a while, as long as they are enough.
+
+Invariants: nothing is formed with fewer than min or more than max nodes, nor while a member of the last generation may run
+workers; the number of nodes is a multiple of node_unit; nobody joins once a member is done; a Wait that names no time ends by an
+event.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from rallypoint.base.records import Value
+from rallypoint.protocol.job_records import NOT_READY, NodeRecord, Signal
+from rallypoint.protocol.seating import Candidate, Seated, arrange, preferred
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Literal
+
+    Interruption = Literal["loss", "departure", "join"]
+
+__all__ = [
+    "Conclude", "Current", "Decision", "Expel", "Form", "GiveUp", "Gone", "Interrupt", "Node", "Policy", "Wait", "decide",
+    "listed",
+]  # fmt: skip
+
+MAX_NAMED = 16
+MARGIN_S = 0.3  # what two clocks may differ by over one lease, and a kill may take
+DRIFT = 1.01  # no clock gains more than that on another; over a long fence that is more than the margin
+STOP_AHEAD_S = 2.0  # how long before its fence is over a silent node is given up, so that the others have stopped by then
+EXPELLED_AT_ONCE = 50  # two operations each, and a transaction has at most 128
+LONGEST_WINDOW = 10  # a stream of joiners cannot put off the larger world for more than so many windows
+
+
+class Policy(Value):
+    """What all nodes agreed on. `after_expiry_s` is the part of the fence that is left when a lease has run out."""
+
+    min_nodes: int
+    max_nodes: int
+    node_unit: int = 1
+    join_timeout_s: float = 600.0
+    last_call_s: float = 30.0
+    scale_up_window_s: float = 0.3
+    lease_s: float = 3.0
+    after_expiry_s: float = 0.0
+    ready_timeout_s: float = 35.0
+
+    @property
+    def fence_s(self) -> float:
+        """For how long a node that hears nothing of the store may run its workers."""
+        return self.lease_s + self.after_expiry_s
+
+
+class Node(Value):
+    """A node that is here, since when by the leader's clock.
+
+    `held_until` is set for one that has died too often of late, `shunned_until` for one whose workers have failed too often.
+    """
+
+    id: str
+    record: NodeRecord
+    arrival: int
+    since: float
+    held_until: float = 0.0
+    shunned_until: float = 0.0
+    lease: int = 0
+
+    @property
+    def is_ready(self) -> bool:
+        return self.record.ready_after != NOT_READY
+
+
+class Gone(Value):
+    """A member that is no longer here: when the leader saw it, and why; the cause says whether it may still run workers."""
+
+    name: str
+    at: float
+    cause: str  # of core.coordination.Event, or "expelled"
+
+    @property
+    def is_departure(self) -> bool:
+        return self.cause == "deleted"
+
+    def may_return_until(self, policy: Policy) -> float:
+        """A little before its own fence ends its workers; one that was expelled, or whose workers are gone, cannot return."""
+        can_return = self.cause == "expired"
+        return self.at + max(0.0, policy.after_expiry_s - STOP_AHEAD_S) if can_return else float("-inf")
+
+    def stopped_at(self, policy: Policy) -> float:
+        """From when on it has surely no worker any more."""
+        fence_left_s = {"expired": policy.after_expiry_s, "expelled": policy.fence_s}.get(self.cause)
+        return float("-inf") if fence_left_s is None else self.at + fence_left_s * DRIFT + MARGIN_S
+
+
+class Current(Value):
+    """What the leader knows of the generation that counts."""
+
+    number: int
+    members: Mapping[str, Seated]
+    signal: Signal | None
+    signal_at: float
+    done: frozenset[str]
+    gone: Mapping[str, Gone]
+
+
+class Form(Value):
+    """Form the next generation of these nodes, in the order of their group ranks."""
+
+    order: tuple[Candidate, ...]
+    why: str
+
+
+class Interrupt(Value):
+    kind: Interruption
+    why: str
+
+
+class Expel(Value):
+    """Take no more keepalives of these nodes, which live but have not stopped in time; their fence then ends their workers."""
+
+    nodes: tuple[Node, ...]
+    why: str
+
+
+class GiveUp(Value):
+    """The job cannot go on."""
+
+    why: str
+
+
+class Conclude(Value):
+    """All members are done."""
+
+
+class Wait(Value):
+    """Nothing is to be done before something happens, or `wake_at`. `is_gathering` if nodes wait for each other."""
+
+    why: str
+    wake_at: float | None = None
+    is_gathering: bool = False
+
+
+Decision = Form | Interrupt | Expel | GiveUp | Conclude | Wait
+
+
+def decide(roster: Mapping[str, Node], current: Current | None, policy: Policy, now: float) -> Decision:
+    if current is None:
+        return _first(roster, policy, now)
+    if current.signal is None:
+        return _running(roster, current, policy, now)
+    if not current.signal.is_stop:
+        return Wait(f"generation {current.number} has finished")
+    return _regroup(roster, current, policy, now)
+
+
+def usable(nodes: int, policy: Policy) -> int:
+    """How many of so many nodes a generation can have: at most max, a multiple of the unit; 0 if that is below min."""
+    count = min(nodes, policy.max_nodes) // policy.node_unit * policy.node_unit
+    return count if count >= policy.min_nodes else 0
+
+
+# No generation yet.
+
+
+def _first(roster: Mapping[str, Node], policy: Policy, now: float) -> Decision:
+    ready = _admissible([node for node in roster.values() if node.is_ready], policy, now)
+    count = usable(len(ready), policy)
+    if not count:
+        return _too_few(ready, policy, "to begin", _next_release(roster.values(), now))
+    if count < usable(policy.max_nodes, policy):
+        call_ends = max(node.since for node in ready) + policy.last_call_s
+        call_ends = min(call_ends, min(node.since for node in ready) + policy.join_timeout_s)
+        if now < call_ends:
+            why = f"{len(ready)} of at most {policy.max_nodes} nodes are here; the last call is for {policy.last_call_s:g} s"
+            return Wait(why, call_ends, is_gathering=True)
+    return _form(ready, {}, count, f"{count} nodes are here")
+
+
+def _too_few(ready: list[Node], policy: Policy, purpose: str, wake_at: float | None) -> Wait:
+    unit = f", in multiples of {policy.node_unit}" if policy.node_unit > 1 else ""
+    why = f"{len(ready)} of {policy.min_nodes} nodes are here, which it takes {purpose}{unit}"
+    return Wait(why, wake_at, is_gathering=True)
+
+
+def _form(ready: list[Node], before: Mapping[str, Seated], count: int, why: str) -> Form:
+    candidates = [Candidate(node.id, node.record, node.arrival) for node in ready]
+    chosen = preferred(candidates, before)[:count]
+    return Form(tuple(arrange(chosen, before)), why)
+
+
+def _admissible(nodes: list[Node], policy: Policy, now: float) -> list[Node]:
+    """Without second holders of an explicit rank, without those held back, and without the shunned if others are enough."""
+    holders: dict[int, Node] = {}
+    for node in nodes:
+        rank = node.record.rank_hint
+        if node.record.hint_is_explicit and (rank not in holders or node.arrival < holders[rank].arrival):
+            holders[rank] = node
+    admitted = [
+        node
+        for node in nodes
+        if node.held_until <= now and (not node.record.hint_is_explicit or holders[node.record.rank_hint].id == node.id)
+    ]
+    welcome = [node for node in admitted if node.shunned_until <= now]
+    return welcome if usable(len(welcome), policy) else admitted
+
+
+def _next_release(nodes: Iterable[Node], now: float) -> float | None:
+    releases = (at for node in nodes for at in (node.held_until, node.shunned_until) if at > now)
+    return min(releases, default=None)
+
+
+# A generation runs.
+
+
+def _running(roster: Mapping[str, Node], current: Current, policy: Policy, now: float) -> Decision:
+    lost = [node_id for node_id in current.members if node_id not in roster and node_id not in current.done]
+    if lost:
+        return _after_loss(lost, current, policy, now)
+    if len(current.done) >= len(current.members):
+        return Conclude()
+    if current.done:
+        return Wait(f"{len(current.done)} of {len(current.members)} nodes are done")
+    return _consider_joiners(roster, current, policy, now)
+
+
+def _after_loss(lost: list[str], current: Current, policy: Policy, now: float) -> Decision:
+    """Where a fence is longer than a lease, a silent node is given the time to come back: the others could not go on sooner."""
+    gone = [current.gone[node_id] for node_id in lost if node_id in current.gone]
+    names = listed([current.members[node_id].name for node_id in lost])
+    if gone and all(one.is_departure for one in gone):
+        return Interrupt("departure", f"{names} left")
+    returns_until = min((one.may_return_until(policy) for one in gone), default=now)
+    if now < returns_until:
+        return Wait(f"{names} has not been heard of; it may come back", returns_until)
+    silent = any(one.cause == "expired" for one in gone)
+    return Interrupt("loss", f"{names} was lost: {'not heard of in time' if silent else 'its agent was killed'}")
+
+
+def _consider_joiners(roster: Mapping[str, Node], current: Current, policy: Policy, now: float) -> Decision:
+    waiting = [node for node in roster.values() if node.is_ready and node.id not in current.members]
+    if len(current.members) >= policy.max_nodes:
+        return Wait(f"generation {current.number} runs with all {policy.max_nodes} nodes; {len(waiting)} are spare")
+    admissible = _admissible(list(roster.values()), policy, now)  # of all, because members hold ranks too
+    joiners = [node for node in admissible if node.is_ready and node.id not in current.members and node.shunned_until <= now]
+    together = len(current.members) + len(joiners)
+    if usable(together, policy) <= len(current.members):
+        shunned = [node.record.name for node in waiting if node.shunned_until > now]
+        left_out = f"; left out for now, because their workers keep failing: {listed(shunned)}" if shunned else ""
+        why = f"generation {current.number} runs{left_out}"
+        return Wait(why, _next_release(waiting, now), is_gathering=bool(shunned))
+    opens, latest = min(node.since for node in joiners), max(node.since for node in joiners)
+    closes = min(latest + policy.scale_up_window_s, opens + LONGEST_WINDOW * policy.scale_up_window_s)
+    if now < closes and together < policy.max_nodes:
+        return Wait(f"{len(joiners)} nodes want to join; others may follow", closes)
+    names = listed([node.record.name for node in joiners])
+    return Interrupt("join", f"{names} joins; from {len(current.members)} to {usable(together, policy)} nodes")
+
+
+# A generation was told to stop.
+
+
+def _regroup(roster: Mapping[str, Node], current: Current, policy: Policy, now: float) -> Decision:
+    busy = [node for node in roster.values() if node.id in current.members and node.record.ready_after < current.number]
+    if busy:
+        return _await_busy(busy, current, policy, now)
+    safe_at = _when_the_lost_have_stopped(roster, current, policy)
+    if now < safe_at:
+        return Wait("a lost node may still run workers until its fence", safe_at)
+    stopped = [
+        node
+        for node in roster.values()
+        if node.is_ready and (node.id not in current.members or node.record.ready_after >= current.number)
+    ]
+    ready = _admissible(stopped, policy, now)
+    count = usable(len(ready), policy)
+    if count:
+        return _form(ready, current.members, count, f"{count} nodes are ready")
+    assert current.signal is not None
+    if current.signal.kind == "sick" and not usable(len(stopped), policy):
+        return GiveUp(f"{current.signal.why}; {len(stopped)} of {policy.min_nodes} nodes are left, too few to go on")
+    return _too_few(ready, policy, "to go on", _next_release(stopped, now))
+
+
+def _await_busy(busy: list[Node], current: Current, policy: Policy, now: float) -> Decision:
+    patience_ends = current.signal_at + policy.ready_timeout_s
+    names = listed([node.record.name for node in busy])
+    if now < patience_ends:
+        return Wait(f"{len(busy)} nodes are stopping their workers: {names}", patience_ends)
+    why = f"its workers had not stopped {policy.ready_timeout_s:g} s after generation {current.number} was over"
+    return Expel(tuple(busy[:EXPELLED_AT_ONCE]), why)
+
+
+def _when_the_lost_have_stopped(roster: Mapping[str, Node], current: Current, policy: Policy) -> float:
+    stopped_at = [
+        gone.stopped_at(policy)
+        for node_id, gone in current.gone.items()
+        if node_id in current.members and node_id not in roster
+    ]
+    return max(stopped_at, default=float("-inf"))
+
+
+def listed(names: list[str]) -> str:
+    """Some of the names, and how many more there are."""
+    more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
+    return ", ".join(names[:MAX_NAMED]) + more

@@ -1,0 +1,237 @@
+"""What the nodes of a job write into its coordination store: every key and every record, once.
+
+    settings             what all nodes must agree on; written by the first, compared by the others
+    down/leader          lease-bound: who decides
+    down/generation      the generation that counts; written by the leader, after all of its seats
+    down/signal/<g>      how generation g ends: stop or finished, and why; whoever creates it first has said it
+    down/closed          the job's end and why
+    down/refused/<id>    why this node may not take part
+    down/expelled/<id>   why the others go on without this node: it had not stopped its workers in time
+    up/nodes/<id>        lease-bound: who a node is, and whether it is ready for the next generation
+    up/failures/<g>/<id> what failed there in generation g
+    up/done/<g>/<id>     all workers of generation g have succeeded there; not lease-bound
+    up/left/<g>/<id>     no worker of generation g runs there any more, and the node has left, or lives under another id
+    up/returned/last     changed by every member that is back under its id with a new lease, so that no leader can miss one
+    seats/<g>.<a>/<id>   a node's place in generation g, as the leader whose key was created at revision a drew it up
+    data/<g>.<a>/...     what the members of generation g share through the store that their agents are given
+    status               who is here and what is missing, for those who wait
+
+Every node watches ``down/``, which holds little; only the leader watches ``up/``. So what a node sends and receives does not
+depend on how many nodes there are.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+from rallypoint.base.records import Value
+from rallypoint.protocol.ranks import WorkerRanks
+from rallypoint.protocol.restarts import Purse
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Literal, TypeVar
+
+    R = TypeVar("R", bound=Value)
+    SignalKind = Literal["failure", "loss", "departure", "sick", "join", "finished"]
+    ClosedKind = Literal["finished", "failed", "closed", "host_left"]
+
+__all__ = [
+    "CLOSED", "DATA", "DOWN", "GENERATION", "LEADER", "LEFT", "LOST", "MAX_WHY", "NOT_READY", "RETURNED", "SETTINGS", "STATUS",
+    "UP", "Closed", "Generation", "NodeRecord",
+    "Seat", "Signal", "Status", "decode", "done_key", "done_prefix", "encode", "expelled_key", "failure_key", "failure_prefix",
+    "left_key",
+    "node_key", "refusal_key",
+    "seat_key", "seats_of_attempt", "seats_of_generation", "signal_key",
+]  # fmt: skip
+
+SETTINGS = "settings"
+STATUS = "status"
+DOWN = "down/"
+LEADER = "down/leader"
+GENERATION = "down/generation"
+CLOSED = "down/closed"
+UP = "up/"
+DATA = "data/"
+RETURNED = "up/returned/last"
+LEFT, LOST = b"", b"lost"  # what stands in left_key: it went on purpose, or was fenced and lives under another id
+
+NOT_READY = -1
+MAX_WHY = 500  # characters of a reason: every node gets it
+
+
+def signal_key(generation: int) -> str:
+    return f"down/signal/{generation}"
+
+
+def refusal_key(node_id: str) -> str:
+    return f"down/refused/{node_id}"
+
+
+def expelled_key(node_id: str) -> str:
+    return f"down/expelled/{node_id}"
+
+
+def node_key(node_id: str) -> str:
+    return f"up/nodes/{node_id}"
+
+
+def failure_prefix(generation: int) -> str:
+    return f"up/failures/{generation}/"
+
+
+def failure_key(generation: int, node_id: str) -> str:
+    return failure_prefix(generation) + node_id
+
+
+def done_prefix(generation: int) -> str:
+    return f"up/done/{generation}/"
+
+
+def done_key(generation: int, node_id: str) -> str:
+    return done_prefix(generation) + node_id
+
+
+def left_key(generation: int, node_id: str) -> str:
+    """That no worker of this generation runs at this member any more, for a leader who was not there to see it leave."""
+    return f"{UP}left/{generation}/{node_id}"
+
+
+def seats_of_generation(generation: int) -> str:
+    return f"seats/{generation}."
+
+
+def seats_of_attempt(generation: int, attempt: int) -> str:
+    return f"seats/{generation}.{attempt}/"
+
+
+def seat_key(generation: int, attempt: int, node_id: str) -> str:
+    return seats_of_attempt(generation, attempt) + node_id
+
+
+class NodeRecord(Value):
+    """One agent process. `name` stays when it is started anew. `ready_after` is the last generation whose workers are known to be
+    gone here, 0 before the first, and NOT_READY while workers may run.
+    """
+
+    name: str
+    address: str
+    port: int
+    role: str
+    workers: int
+    ready_after: int
+    rank_hint: int = -1
+    hint_is_explicit: bool = False
+
+
+class Seat(Value):
+    """One node's place in a generation; its workers have consecutive ranks from the first ones on."""
+
+    generation: int
+    attempt: int
+    name: str
+    group_rank: int
+    group_world_size: int
+    first_rank: int
+    world_size: int
+    first_role_rank: int
+    role_world_size: int
+
+    def worker_ranks(self, workers: int) -> tuple[WorkerRanks, ...]:
+        return tuple(
+            WorkerRanks(local, self.first_rank + local, self.first_role_rank + local, self.world_size, self.role_world_size)
+            for local in range(workers)
+        )
+
+
+class Generation(Value):
+    """The generation that counts. Its members find their seats under its attempt."""
+
+    number: int
+    attempt: int
+    nodes: int
+    world_size: int
+    master_addr: str
+    master_port: int
+    why: str
+    purse: Purse
+    strikes: tuple[str, ...] = ()  # names of nodes whose workers have failed of late, once for each time
+
+
+class Signal(Value):
+    """How a generation ends: for which kind of reason, why in words, and who said so."""
+
+    kind: SignalKind
+    why: str
+    by: str
+
+    @property
+    def is_stop(self) -> bool:
+        return self.kind != "finished"
+
+
+class Closed(Value):
+    """The job's end. `verdict` is there when it failed through its workers."""
+
+    kind: ClosedKind
+    why: str
+    by: str
+    verdict: dict[str, Any] | None = None
+
+
+class Status(Value):
+    """For those who wait."""
+
+    text: str
+
+
+_NESTED: dict[str, type[Value]] = {"Purse": Purse}
+_MOST_CHARACTERS = 4096
+_MOST_COUNTED = 1 << 53
+_SIGNAL_KINDS = ("failure", "loss", "departure", "sick", "join", "finished")
+_CLOSED_KINDS = ("finished", "failed", "closed", "host_left")
+
+# Whether a value may stand in a field of that annotation: all of it comes from the network.
+_FITS: dict[str, Callable[[Any], bool]] = {
+    "int": lambda value: type(value) is int and NOT_READY <= value <= _MOST_COUNTED,
+    "str": lambda value: type(value) is str and len(value) <= _MOST_CHARACTERS,
+    "bool": lambda value: type(value) is bool,
+    "SignalKind": _SIGNAL_KINDS.__contains__,
+    "ClosedKind": _CLOSED_KINDS.__contains__,
+    "dict[str, Any] | None": lambda value: value is None or type(value) is dict,
+    "tuple[str, ...]": lambda value: all(type(one) is str and len(one) <= _MOST_CHARACTERS for one in value),
+    "tuple[float, ...]": lambda value: all(type(one) in (int, float) and 0 <= one < _MOST_COUNTED for one in value),
+}
+
+
+def encode(record: Value) -> bytes:
+    return json.dumps(_as_dict(record), separators=(",", ":")).encode()
+
+
+def _as_dict(record: Value) -> dict[str, Any]:
+    return {name: _as_dict(value) if isinstance(value, Value) else value for name, value in record.__dict__.items()}
+
+
+def decode(kind: type[R], data: bytes) -> R:
+    """The record that `data` holds; a ValueError if it holds anything else."""
+    try:
+        return _from_dict(kind, json.loads(data))
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise ValueError(f"{data[:80]!r} is no {kind.__name__}: {error}") from error
+
+
+def _from_dict(kind: type[R], found: Any) -> R:
+    if not isinstance(found, dict):
+        raise ValueError("it is not an object")
+    return kind(**{name: _checked(kind, name, value) for name, value in found.items()})
+
+
+def _checked(kind: type[Value], name: str, value: Any) -> Any:
+    """`value`, if it is of the type that the field is annotated with."""
+    annotation = kind.__annotations__.get(name, "")
+    if annotation in _NESTED:
+        return _from_dict(_NESTED[annotation], value)
+    if not _FITS[annotation](value):
+        raise ValueError(f"{name} is {value!r:.80}")
+    return tuple(value) if annotation.startswith("tuple[") else value

@@ -1,0 +1,578 @@
+"""What the leader of a job does: it keeps the roster, decides by `core.generation`, and writes down what was decided.
+
+Every node runs this code, but only for as long as the key ``down/leader`` is its own. Each of its writes is compared with the
+revision at which that key was created (its *term*), so that a leader which has been replaced, and does not know it yet, changes
+nothing. A generation is formed in two steps: first the seats, at most 100 in a transaction, under an attempt named by the term;
+then the generation itself, which names the attempt. A seat of any other attempt counts for nothing.
+
+A new leader knows nothing but what it reads: it counts anew who is here, who is done and what failed. A member that it does
+not find may have been lost this very moment, so it waits as long as if that were so.
+
+A generation under construction: which operations come next, until the last one makes it count.
+
+    clear what an earlier attempt may have left  →  seats, 100 at a time  →  the generation itself
+
+Only the last step can be seen by the other nodes. It also clears away what belonged to earlier generations.
+
+What the leader knows about the nodes: who is here, who sits in the current generation, who is gone, done or has failed.
+
+It is kept up by the changes under ``up/``, one at a time and at the same cost however many nodes there are.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+
+from rallypoint.base.records import Value
+from rallypoint.coordination.model import (
+    Compare,
+    Delete,
+    EndLease,
+    Event,
+    Item,
+    Operation,
+    Outcome,
+    Put,
+    Read,
+    Request,
+    Snapshot,
+    Transaction,
+    Watch,
+)
+from rallypoint.protocol import job_records as job
+from rallypoint.protocol.board import Board
+from rallypoint.protocol.failure_reports import NodeReport, decode_report
+from rallypoint.protocol.generation import (
+    Conclude,
+    Current,
+    Expel,
+    Form,
+    GiveUp,
+    Gone,
+    Interrupt,
+    Node,
+    Policy,
+    Wait,
+    decide,
+    listed,
+)
+from rallypoint.protocol.restarts import Ended, Purse, RestartPolicy, judge
+from rallypoint.protocol.restarts import GiveUp as NoRestartLeft
+from rallypoint.protocol.seating import Candidate, Seated, seats
+from rallypoint.protocol.verdict import Verdict, describe, judge_failures
+from rallypoint.protocol.verdict import encode as encode_verdict
+
+__all__ = ["SEATS_PER_TRANSACTION", "STATUS_INTERVAL_S", "Forming", "Leader", "Roster", "SecondHolder"]
+
+
+# --- forming ---------------------------------------------------------------------------------------------------------------
+
+
+SEATS_PER_TRANSACTION = 100
+OLD = ("up/failures/", "up/done/", "up/left/", "down/signal/", "down/expelled/", job.DATA)
+
+
+class Forming:
+    """The steps of one attempt; `advance` after each that succeeded."""
+
+    def __init__(self, number: int, attempt: int, form: Form, purse: Purse, why: str, strikes: tuple[str, ...] = ()) -> None:
+        self.number = number
+        self._seats = seats(number, attempt, form.order)
+        self._step = 0
+        first = form.order[0].record
+        world_size = sum(one.record.workers for one in form.order)
+        self._generation = job.Generation(
+            number, attempt, len(form.order), world_size, first.address, first.port, why, purse, strikes
+        )  # fmt: skip
+
+    def operations(self) -> list[Operation]:
+        """What the next transaction has to do."""
+        number, attempt = self.number, self._generation.attempt
+        if self._step == 0:
+            return [Delete(job.seats_of_generation(number), is_prefix=True)]
+        begin = (self._step - 1) * SEATS_PER_TRANSACTION
+        part = list(self._seats.items())[begin : begin + SEATS_PER_TRANSACTION]
+        if part:
+            return [Put(job.seat_key(number, attempt, node_id), job.encode(seat)) for node_id, seat in part]
+        clear = [Delete(prefix, is_prefix=True) for prefix in (*OLD, job.seats_of_generation(number - 1))]
+        return [Put(job.GENERATION, job.encode(self._generation)), *clear]
+
+    def advance(self) -> bool:
+        """A step succeeded; whether it was the last."""
+        is_last = (self._step - 1) * SEATS_PER_TRANSACTION >= len(self._seats)
+        self._step += 1
+        return is_last
+
+    def members(self) -> tuple[list[job.Seat], list[str]]:
+        return list(self._seats.values()), list(self._seats)
+
+
+# --- roster ----------------------------------------------------------------------------------------------------------------
+
+
+SOON_S = 10.0  # a node that dies this soon after a generation was formed with it is one that keeps dying
+LONGEST_HOLD_S = 60.0
+STRIKES = 2  # so many failures of its workers in a row, and a node is left out for a while
+FIRST_SHUN_S, LONGEST_SHUN_S = 60.0, 3600.0
+
+
+class SecondHolder(Value):
+    """A node that insists on the rank of another that lives."""
+
+    id: str
+    why: str
+
+
+class Roster:
+    """Everything that nodes tell the leader."""
+
+    def __init__(self) -> None:
+        self.nodes: dict[str, Node] = {}
+        self.generation = 0
+        self.members: dict[str, Seated] = {}
+        self.gone: dict[str, Gone] = {}
+        self._admitted_at: dict[str, float] = {}
+        self._world_size = 0
+        self._done: dict[int, set[str]] = {}
+        self._failures: dict[int, dict[str, NodeReport]] = {}
+        self._left: dict[str, str] = {}  # who has no worker any more, and why it went; an id is never used again
+        self.returned_at = 0  # the revision at which a member was back last
+        self._quick_deaths: dict[str, int] = {}
+        self._held_until: dict[str, float] = {}
+        self._explicit = 0
+
+    # What nodes tell.
+
+    def load(self, items: Iterable[Item], now: float) -> None:
+        for item in items:
+            self._put(item, now)
+
+    def apply(self, event: Event, now: float) -> None:
+        if event.item is not None:
+            self._put(event.item, now)
+        elif event.key.startswith("up/nodes/"):
+            self._remove(event.key.rpartition("/")[2], event.cause, now)
+
+    def _put(self, item: Item, now: float) -> None:
+        """Take in what a node wrote; what nobody can read is not there, and cannot harm the others."""
+        with suppress(ValueError, IndexError, RecursionError):
+            self._read(item, now)
+
+    def _read(self, item: Item, now: float) -> None:
+        _, kind, *middle, node_id = item.key.split("/")
+        if kind == "nodes":
+            self._put_node(node_id, item, now)
+        elif kind == "done":
+            self._done.setdefault(int(middle[0]), set()).add(node_id)
+        elif kind == "left":
+            self._note_left(node_id, "vouched" if item.value == job.LOST else "deleted", now)
+        elif kind == "returned":
+            self.returned_at = max(self.returned_at, item.mod_revision)
+        elif kind == "failures":
+            reports = self._failures.setdefault(int(middle[0]), {})
+            reports.setdefault(node_id, decode_report(json.loads(item.value), item.create_revision))
+
+    def _put_node(self, node_id: str, item: Item, now: float) -> None:
+        record = job.decode(job.NodeRecord, item.value)
+        if record.workers < 0:
+            raise ValueError(f"{record.workers} workers")
+        if node_id in self._left:
+            return  # it lives under another id; only its lease has not run out yet
+        known = self.nodes.get(node_id)
+        self.gone.pop(node_id, None)  # it is back within its fence
+        since = known.since if known else now
+        self._explicit += record.hint_is_explicit and known is None
+        # Another process of the same name, which has lived all the while, is not held back.
+        held_until = known.held_until if known else self._held_until.get(record.name, 0.0)
+        self.nodes[node_id] = Node(node_id, record, item.create_revision, since, held_until, lease=item.lease)
+
+    def _note_left(self, node_id: str, cause: str, now: float) -> None:
+        """Its workers are gone for sure, however long its lease or its fence may run."""
+        self._left[node_id] = cause
+        self._remove(node_id, cause, now)
+        gone = self.gone.get(node_id)
+        if gone is not None and not gone.is_departure:
+            self.gone[node_id] = gone.replace(cause=cause)
+
+    def _remove(self, node_id: str, cause: str, now: float) -> None:
+        node = self.nodes.pop(node_id, None)
+        if node is None:
+            return
+        self._explicit -= node.record.hint_is_explicit
+        if node_id in self.members:
+            self.gone[node_id] = Gone(node.record.name, now, cause)
+            self._count_death(node_id, node.record.name, cause, now)
+
+    def _count_death(self, node_id: str, name: str, cause: str, now: float) -> None:
+        """A name that died soon after admission is held back, longer each time; the first time is not counted."""
+        if cause == "deleted" or now > self._admitted_at.get(node_id, now) + SOON_S:
+            self._quick_deaths.pop(name, None)
+            return
+        times = self._quick_deaths[name] = self._quick_deaths.get(name, 0) + 1
+        if times > 1:
+            self._held_until[name] = now + min(LONGEST_HOLD_S, 2.0 ** (times - 2))
+
+    # The current generation.
+
+    def begin(self, generation: int, seats: Sequence[job.Seat], ids: Sequence[str], now: float) -> None:
+        """The generation that counts has these members. Whoever of them is not here may have been lost this very moment."""
+        self.generation = generation
+        self.members = {node_id: Seated(seat.name, seat.group_rank) for node_id, seat in zip(ids, seats, strict=True)}
+        self.gone = {
+            node_id: Gone(seat.name, now, self._left.get(node_id, "expired"))
+            for node_id, seat in self.members.items()
+            if node_id not in self.nodes
+        }
+        self._admitted_at = {node_id: self._admitted_at.get(node_id, now) for node_id in self.members}
+        self._world_size = seats[0].world_size if seats else 0
+        self._done = {number: ids for number, ids in self._done.items() if number >= generation}
+        self._failures = {number: reports for number, reports in self._failures.items() if number >= generation}
+
+    def done_members(self) -> frozenset[str]:
+        return frozenset(self._done.get(self.generation, ())) & self.members.keys()
+
+    def lost_members(self) -> list[str]:
+        """Those that are gone without being done, as far as is known."""
+        done = self.done_members()
+        return [node_id for node_id in self.members if node_id not in self.nodes and node_id not in done]
+
+    def verdict(self) -> Verdict:
+        lost = [gone.name for gone in self.gone.values() if not gone.is_departure]
+        departed = [gone.name for gone in self.gone.values() if gone.is_departure]
+        reports = list(self._failures.get(self.generation, {}).values())
+        verdict = judge_failures(reports, lost, departed, self._world_size)
+        if lost or departed:
+            return verdict
+        failed = sum(len(report.failures) + report.unnamed for report in reports)
+        return verdict.replace(stopped=max(0, self._world_size - failed))  # nodes where nothing failed have stopped theirs too
+
+    def ended(self, current: Current, joiners: Sequence[Candidate], ran_s: float) -> Ended:
+        """How the current generation ended, for the budget; losing a node that was done is no loss."""
+        verdict = self.verdict()
+        reports = self._failures.get(self.generation, {}).values()
+        failures = [one for report in reports for one in report.failures if not one.stopped]
+        codes = [one.exitcode for one in failures if one != verdict.cause]
+        if verdict.cause is not None:
+            codes.insert(0, verdict.cause.exitcode)
+        gone = [one for node_id, one in self.gone.items() if node_id not in current.done]
+        return Ended(
+            failed_exit_codes=tuple(codes),
+            failure=describe(verdict) if codes else _unnamed_failure(current.signal),
+            lost=tuple(one.name for one in gone if not one.is_departure),
+            departed=tuple(one.name for one in gone if one.is_departure),
+            joined=tuple(one.record.name for one in joiners),
+            ran_s=ran_s,
+        )
+
+    # Who is here.
+
+    def second_holder(self, now: float, lease_s: float, refused: Container[str]) -> SecondHolder | None:
+        """A node that has waited one lease, in case the other is dying, for an explicit rank which another live node holds."""
+        for first, node in self._second_holders(refused):
+            if now >= node.since + lease_s:
+                why = f"rank {node.record.rank_hint} is held by {first.record.name} at {first.record.address}, which lives"
+                return SecondHolder(node.id, why)
+        return None
+
+    def refusal_due_at(self, lease_s: float, refused: Container[str]) -> float | None:
+        return min((node.since + lease_s for _, node in self._second_holders(refused)), default=None)
+
+    def _second_holders(self, refused: Container[str]) -> Iterator[tuple[Node, Node]]:
+        """Each that is ready and has not been told yet, after the one that holds its rank."""
+        holders: dict[int, Node] = {}
+        nodes = sorted(self.nodes.values(), key=lambda node: node.arrival) if self._explicit else []
+        for node in nodes:
+            if node.record.hint_is_explicit:
+                first = holders.setdefault(node.record.rank_hint, node)
+                if first is not node and node.is_ready and node.id not in refused:
+                    yield first, node
+
+    def shunning(self, strikes: Sequence[str], since: float, culprit: str) -> dict[str, Node]:
+        """The nodes, of which those are marked whose workers have failed several times in a row, for longer each time.
+
+        A member is shunned only if the failure that has just ended its generation is its own. Where several nodes share a name,
+        nobody can tell whose it was.
+        """
+        if len(strikes) < STRIKES:
+            return self.nodes
+        marked, names = {}, [node.record.name for node in self.nodes.values()]
+        for node_id, node in self.nodes.items():
+            name = node.record.name
+            times = _in_a_row(strikes, name)
+            if times >= STRIKES and names.count(name) == 1 and (node_id not in self.members or name == culprit):
+                shun_s = min(LONGEST_SHUN_S, FIRST_SHUN_S * 2.0 ** (times - STRIKES))
+                marked[node_id] = node.replace(shunned_until=since + shun_s)
+        return {**self.nodes, **marked} if marked else self.nodes
+
+    def who_is_here(self, wanted: int) -> str:
+        names = sorted(node.record.name for node in self.nodes.values())
+        here = f"here: {listed(names)}"
+        missing = self._missing_names(wanted)
+        return f"{here}; missing: {listed(missing)}" if missing else here
+
+    def _missing_names(self, wanted: int) -> list[str]:
+        """Those that sat in the last generation, or the ranks that nobody holds where nodes name their own."""
+        if self.members:
+            return sorted(seat.name for node_id, seat in self.members.items() if node_id not in self.nodes)
+        held = {node.record.rank_hint for node in self.nodes.values()}
+        if held == {-1}:
+            return []
+        return [f"rank {rank}" for rank in range(wanted) if rank not in held]
+
+
+def _in_a_row(strikes: Sequence[str], name: str) -> int:
+    """How often it was this one and no other, the last time that it was."""
+    times = 0
+    for struck in reversed(strikes):
+        if struck == name:
+            times += 1
+        elif times:
+            break
+    return times
+
+
+def _unnamed_failure(signal: job.Signal | None) -> str:
+    """A node may have stopped everybody without saying which worker failed: an agent that is not ours."""
+    return signal.why if signal is not None and signal.kind == "failure" else ""
+
+
+# --- leader ----------------------------------------------------------------------------------------------------------------
+
+
+STATUS_INTERVAL_S = 10.0
+BATCH_PER_NODE_S = 1e-5  # a decision looks at every node, so with many of them it is made for many events at once
+LEAST_BATCH_S = 1e-3
+MAX_COMPARED = 50
+MOST_STRIKES = 32
+GOOD_RUN_S = 600.0  # after which earlier failures of a node are forgiven
+
+
+class Leader:
+    """One term of leadership."""
+
+    def __init__(self, name: str, term: int, policy: Policy, restarts: RestartPolicy) -> None:
+        self.name = name
+        self.term = term
+        self.policy = policy
+        self.restarts = restarts
+        self.roster = Roster()
+        self.forming: Forming | None = None
+        self.must_reload = False
+        self.wait = Wait("nothing has been decided yet")
+        self._revision = 0
+        self._is_watching = False
+        self._decide_at: float | None = 0.0
+        self._status_at = 0.0
+        self._status = self._told_status = b""
+
+    # What it sees.
+
+    def see(self, event: Event, now: float) -> None:
+        """What is older than what we have read, or shall read, says nothing new; it may come from an earlier watch."""
+        if not self._is_watching or event.revision <= self._revision:
+            return
+        self.roster.apply(event, now)
+        self.touch(now)
+
+    def touch(self, now: float) -> None:
+        """Something changed: decide again, soon."""
+        batch_s = len(self.roster.nodes) * BATCH_PER_NODE_S
+        soon = now + batch_s if batch_s > LEAST_BATCH_S else now
+        self._decide_at = soon if self._decide_at is None else min(self._decide_at, soon)
+
+    def wake_at(self) -> float | None:
+        return self._decide_at
+
+    # What it asks for; one question at a time.
+
+    def next_request(self, board: Board, now: float) -> Request | None:
+        if not self._revision:
+            return Read(job.UP)
+        if not self._is_watching:
+            return Watch(job.UP, self._revision + 1)
+        if board.closed is not None:
+            return None
+        if board.generation is not None and self.roster.generation != board.number:
+            return Read(job.seats_of_attempt(board.number, board.generation.attempt))
+        if self.forming is not None and self.forming.number != board.number + 1:
+            self.forming = None  # it counts already, and only the answer that said so was lost
+        if self.forming is not None:
+            return self._next_of_form(self.forming, board)
+        if self._decide_at is None or now < self._decide_at:
+            return None
+        return self._decide(board, now)
+
+    def replied(self, request: Request, answer: Outcome | Snapshot | None, board: Board, now: float) -> None:
+        match request, answer:
+            case Read(job.UP), Snapshot(revision, items):
+                self._revision = revision
+                self.roster.load(items, now)
+            case Read(), Snapshot(_, items):
+                self.roster.begin(board.number, [job.decode(job.Seat, item.value) for item in items], _ids(items), now)
+            case Watch(), _:
+                self._is_watching = True
+            case Transaction(), Outcome():
+                self._note_outcome(request, answer, board, now)
+        self.touch(now)
+
+    def _note_outcome(self, request: Transaction, outcome: Outcome, board: Board, now: float) -> None:
+        if not outcome.succeeded:
+            self.forming, self.must_reload = None, True
+            return
+        for operation in request.then:
+            if isinstance(operation, Put) and operation.key == job.STATUS:
+                self._told_status = operation.value
+            elif isinstance(operation, Put) and operation.key.startswith(job.DOWN):
+                item = Item(operation.key, operation.value, outcome.revision, outcome.revision, operation.lease)
+                board.post(item, now)
+        if self.forming is not None and self.forming.advance():
+            self.roster.begin(self.forming.number, *self.forming.members(), now)
+            self.forming = None
+
+    # What it decides.
+
+    def _decide(self, board: Board, now: float) -> Transaction | None:
+        """What is to be written stays due until it is answered: asked again, it is decided again."""
+        second = self.roster.second_holder(now, self.policy.lease_s, board.refusals)
+        if second is not None:
+            return self._fenced((), Put(job.refusal_key(second.id), second.why.encode(errors="replace")))
+        current = self._current(board)
+        nodes = self._nodes(board, current)
+        decision = decide(nodes, current, self.policy, now)
+        if isinstance(decision, Interrupt) and decision.kind == "join" and (refusal := self._why_nobody_may_join(board)):
+            decision = Wait(refusal)
+        match decision:
+            case Interrupt(kind, why):
+                return self._interrupt(board.number, job.Signal(kind, why[: job.MAX_WHY], self.name))
+            case Conclude():
+                finished = job.Signal("finished", "all nodes are done", self.name)
+                return self._signal(board.number, finished, self._closed("finished", "the job has finished"))
+            case Form() as form:
+                return self._form(form, nodes, current, board, now)
+            case Expel(late, why):
+                return self._expel(late, why)
+            case GiveUp(why):
+                return self._fenced((), self._closed("failed", why))
+            case Wait() as wait:
+                due_at = self.roster.refusal_due_at(self.policy.lease_s, board.refusals)
+                times = [at for at in (wait.wake_at, due_at) if at is not None]
+                return self._rest(wait.replace(wake_at=min(times, default=None)), now)
+
+    def _why_nobody_may_join(self, board: Board) -> str:
+        """A joiner whom no budget would pay for is kept waiting; let in, it would end the job."""
+        purse = board.generation.purse if board.generation else Purse()
+        ruling = judge(self.restarts, purse, Ended(joined=("a node",)))
+        return ruling.why if isinstance(ruling, NoRestartLeft) else ""
+
+    def _current(self, board: Board) -> Current | None:
+        if board.generation is None:
+            return None
+        roster, signal_at = self.roster, board.signal_at.get(board.number, 0.0)
+        gone = {
+            node_id: one.replace(cause="expelled") if one.cause == "expired" and node_id in board.expelled else one
+            for node_id, one in roster.gone.items()
+        }
+        return Current(board.number, roster.members, board.signal(), signal_at, roster.done_members(), gone)
+
+    def _nodes(self, board: Board, current: Current | None) -> Mapping[str, Node]:
+        """Those that are here, with a mark on those whose workers have failed too often."""
+        if current is None or board.generation is None:
+            return self.roster.nodes
+        strikes, culprit = self._strikes(board, current)
+        return self.roster.shunning(strikes, current.signal_at if culprit else board.generation_at, culprit)
+
+    def _strikes(self, board: Board, current: Current) -> tuple[tuple[str, ...], str]:
+        """Whose workers have failed of late, once for each time, and whose it were this time.
+
+        Who has sat in a generation that ran well is forgiven what was before.
+        """
+        strikes = board.generation.strikes if board.generation else ()
+        if current.signal is not None and current.signal_at - board.generation_at >= GOOD_RUN_S:
+            members = {seat.name for seat in current.members.values()}
+            strikes = tuple(name for name in strikes if name not in members)
+        is_failure = current.signal is not None and current.signal.kind == "failure"
+        culprit = self.roster.verdict().cause_node if is_failure else ""
+        return ((*strikes, culprit) if culprit else strikes)[-MOST_STRIKES:], culprit
+
+    def _rest(self, wait: Wait, now: float) -> Transaction | None:
+        """Nothing to do; those who wait with us are told how things stand, now and then."""
+        self.wait = wait
+        if wait.is_gathering and now >= self._status_at:
+            self._status_at = now + STATUS_INTERVAL_S
+            self._status = job.encode(job.Status(self.status_text()))
+        if wait.is_gathering and self._status != self._told_status:
+            return self._fenced((), Put(job.STATUS, self._status))
+        times = [wait.wake_at, self._status_at if wait.is_gathering else None]
+        self._decide_at = min((at for at in times if at is not None), default=None)
+        return None
+
+    def status_text(self) -> str:
+        return f"{self.wait.why}; {self.roster.who_is_here(self.policy.min_nodes)}"
+
+    def _form(
+        self, form: Form, nodes: Mapping[str, Node], current: Current | None, board: Board, now: float
+    ) -> Transaction | None:
+        purse, why, strikes = Purse(), form.why, tuple[str, ...]()
+        if current is not None and current.signal is not None and board.generation is not None:
+            joiners = [one for one in form.order if one.id not in current.members]
+            ended = self.roster.ended(current, joiners, now - board.generation_at)
+            again = judge(self.restarts, board.generation.purse, ended)
+            if isinstance(again, NoRestartLeft):
+                verdict = encode_verdict(self.roster.verdict())
+                return self._fenced((), self._closed("failed", again.why, verdict))
+            if now < current.signal_at + again.delay_s:
+                return self._rest(Wait(again.why, current.signal_at + again.delay_s, is_gathering=True), now)
+            purse, why = again.purse, again.why + self._who_is_left_out(form, nodes, board, now)
+            strikes, _ = self._strikes(board, current)
+        self.forming = Forming(board.number + 1, self.term, form, purse, why[: job.MAX_WHY], strikes)
+        return self._next_of_form(self.forming, board)
+
+    def _who_is_left_out(self, form: Form, nodes: Mapping[str, Node], board: Board, now: float) -> str:
+        """For all to see: who was expelled, and whose workers have failed too often."""
+        seated = {one.id for one in form.order}
+        shunned = [node for node_id, node in nodes.items() if node.shunned_until > now and node_id not in seated]
+        expelled = [gone.name for node_id, gone in self.roster.gone.items() if node_id in board.expelled]
+        told = f"; without {listed(expelled)}, which did not stop in time" if expelled else ""
+        if shunned:
+            names = ", ".join(f"{node.record.name} for {node.shunned_until - now:.0f} s" for node in shunned[:4])
+            told += f"; left out, because their workers keep failing: {names}"
+        return told
+
+    def _next_of_form(self, forming: Forming, board: Board) -> Transaction:
+        """A member that has come back at the last moment makes it fail: its workers run."""
+        compares = (
+            Compare(job.GENERATION, "mod", board.generation_revision),
+            Compare(job.RETURNED, "mod", self.roster.returned_at),
+        )
+        return self._fenced(compares, *forming.operations())
+
+    def _expel(self, late: tuple[Node, ...], why: str) -> Transaction:
+        """From now on no keepalive of theirs is taken; when their fence is over, nothing of them runs."""
+        told = why.encode(errors="replace")
+        operations = [one for node in late for one in (Put(job.expelled_key(node.id), told), EndLease(node.lease))]
+        return self._fenced((), *operations)
+
+    # What it writes, always fenced.
+
+    def _fenced(self, compares: tuple[Compare, ...], *operations: Operation) -> Transaction:
+        mine = (Compare(job.LEADER, "create", self.term), Compare(job.CLOSED, "create", 0))
+        return Transaction((*mine, *compares), operations)
+
+    def _signal(self, generation: int, signal: job.Signal, *more: Operation, compares: tuple[Compare, ...] = ()) -> Transaction:
+        key = job.signal_key(generation)
+        return self._fenced((Compare(key, "create", 0), *compares), Put(key, job.encode(signal)), *more)
+
+    def _interrupt(self, generation: int, signal: job.Signal) -> Transaction:
+        """Losing a node that is done is no loss, even if its word that it is done reaches the store after its lease has ended."""
+        lost = [] if signal.kind == "join" else self.roster.lost_members()
+        not_done = tuple(Compare(job.done_key(generation, node_id), "create", 0) for node_id in lost[:MAX_COMPARED])
+        return self._signal(generation, signal, compares=not_done)
+
+    def _closed(self, kind: job.ClosedKind, why: str, verdict: dict[str, object] | None = None) -> Put:
+        return Put(job.CLOSED, job.encode(job.Closed(kind, why[: job.MAX_WHY], self.name, verdict)))
+
+
+def _ids(items: tuple[Item, ...]) -> list[str]:
+    return [item.key.rpartition("/")[2] for item in items]

@@ -1,0 +1,511 @@
+"""One node's part in a job, from the moment it has a lease until it leaves: a machine without I/O.
+
+The shell around it does three things, again and again: it hands over what came (`see`, `replied`, and what the agent does:
+`ready`, `failed`, `done`, `leave`), it performs the one request that `next_request` names, and it passes on what `take_news`
+gives.
+
+    join      agree on the settings; read and watch what is posted for all; write our own record
+    always    campaign when there is no leader; lead when it is us
+    ready     a generation was posted: look for our seat in it
+    seated    stop when its signal says so; be fenced when the others go on without us
+
+Invariants: a node is not ready while its workers may run; it takes a seat only of the attempt that the generation names; what it
+writes about a generation, it writes under the number of the one it has a seat in.
+
+What one node of a job wants, and which request to the store comes next.
+
+The next request follows from what the node wants and what it knows, not from what it did last. So an answer that was lost is no
+special case: the question is asked again. What follows from answers is in `core.participant`.
+
+What a node learns from the others that its agent has to act on, or should say.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+from rallypoint.base.records import Value
+from rallypoint.coordination.model import (
+    Compare,
+    Delete,
+    Event,
+    Get,
+    Item,
+    Operation,
+    Outcome,
+    Put,
+    Read,
+    Request,
+    Snapshot,
+    Transaction,
+    Watch,
+)
+from rallypoint.protocol import job_records as job
+from rallypoint.protocol.board import Board
+from rallypoint.protocol.failure_reports import NodeReport, bounded, encode_report
+from rallypoint.protocol.generation import Policy
+from rallypoint.protocol.leader import STATUS_INTERVAL_S, Leader
+from rallypoint.protocol.restarts import RestartPolicy
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+__all__ = ["Ended", "Former", "Joining", "Membership", "News", "Participant", "Progress", "Refused", "Seated", "Stop", "TimedOut"]
+
+
+# --- news ------------------------------------------------------------------------------------------------------------------
+
+
+class Seated(Value):
+    """This node has a seat in a generation, and may start its workers."""
+
+    seat: job.Seat
+    generation: job.Generation
+
+
+class Stop(Value):
+    """The generation in which this node has a seat is over; its workers have to go, and a new one will come."""
+
+    generation: int
+    signal: job.Signal
+
+
+class Ended(Value):
+    """The job is over."""
+
+    closed: job.Closed
+
+
+class Refused(Value):
+    """This node may not take part, ever."""
+
+    why: str
+
+
+class TimedOut(Value):
+    why: str
+
+
+class Progress(Value):
+    text: str
+
+
+News = Seated | Stop | Ended | Refused | TimedOut | Progress
+
+
+# --- membership ------------------------------------------------------------------------------------------------------------
+
+
+class Former(Value):
+    """Under which id this node ran workers before, and of which generation."""
+
+    id: str
+    generation: int
+
+
+class Joining(Value):
+    """What a node brings: its number, its lease, who it is, and what it takes the job's settings to be.
+
+    With `former` it can vouch, once it is ready, that nothing runs any more of what it was before it was fenced.
+    """
+
+    node_id: str
+    lease: int
+    record: job.NodeRecord
+    settings: dict[str, Any]
+    mismatch: Callable[[dict[str, Any], dict[str, Any]], str | None]
+    policy: Policy
+    restarts: RestartPolicy
+    former: Former | None = None
+
+
+class Membership:
+    """A node with a lease, as far as it asks."""
+
+    def __init__(self, joining: Joining) -> None:
+        self.id = joining.node_id
+        self.record = joining.record
+        self.board = Board()
+        self.leader: Leader | None = None
+        self.seat: job.Seat | None = None
+        self._joining = joining
+        self._agreed = False
+        self._is_watching = False
+        self._read_at = 0
+        self._written: job.NodeRecord | None = None
+        self._looked_at = 0  # the revision of the generation in which we have looked for our seat
+        self._stopped = 0  # the last generation that our agent was told to stop
+        self._report: tuple[int, NodeReport] | None = None  # of which generation; kept until it is written, whatever comes next
+        self._is_done = False  # and that has to be told
+        self._done_in = 0  # the last generation in which we were done
+        self._fallen_in = 0  # the last generation whose workers are gone here, without being done
+        self._departure: job.Signal | None = None
+        self._former = joining.former
+        self.is_returning = False  # we have a new lease, but nobody has taken note yet that we are still a member
+        self._is_forgotten = False  # nothing is left of the generation that we wanted to return to
+        self._closing: job.Closed | None = None
+        self.is_leaving = False
+        self.has_left = False
+        self._ready_at = 0.0
+        self._status_at = 0.0
+        self._news: list[News] = []
+        self._has_ended = False
+        self._last_generation = 0  # the last in which we had a seat
+        self._asked_by: Leader | None = None  # the leader, if the request under way is its
+
+    # What the agent says.
+
+    def ready(self, now: float, port: int) -> None:
+        """No worker runs here; the next generation may have us. If nobody has ended the one that we sit in, we have to."""
+        if self.seat is not None and self._done_in != self.seat.generation:
+            self._fallen_in = self.seat.generation
+        self.record = self.record.replace(ready_after=self._last_generation, port=port)
+        self.seat, self._is_done, self.is_returning = None, False, False
+        self._ready_at, self._status_at = now, now + STATUS_INTERVAL_S
+
+    def failed(self, report: NodeReport) -> None:
+        """Workers of our generation have failed: all others are to stop."""
+        if self.seat is not None:
+            self._report = self.seat.generation, bounded(report)
+
+    def done(self) -> None:
+        """All our workers have succeeded."""
+        if self.seat is not None:
+            self._is_done, self._done_in = True, self.seat.generation
+
+    def departing(self, why: str, is_sick: bool = False) -> None:
+        """We shall leave once our workers are gone; the others need not wait for that to stop theirs.
+
+        With `is_sick` something is wrong with this node: where too few others are left, nobody need hope for its return.
+        """
+        self._departure = job.Signal("sick" if is_sick else "departure", why[: job.MAX_WHY], self.record.name)
+
+    def come_back(self, lease: int) -> None:
+        """Our lease had run out, but not our fence: go on under the same id with a new one, if nobody has gone on without us."""
+        self._joining = self._joining.replace(lease=lease)
+        self._written = None
+        self.is_returning = self.seat is not None
+        self._agreed = self.is_returning  # who has no seat may meet another job of this name
+        self.look_again()
+
+    def look_again(self) -> None:
+        """Changes were missed: read what is posted for all, and take up leadership anew."""
+        self.board.is_loaded = False
+        self.leader = None
+
+    @property
+    def former(self) -> Former | None:
+        """What the next session of this node has to vouch for."""
+        return Former(self.id, self.seat.generation) if self.seat is not None else self._former
+
+    def close(self, kind: job.ClosedKind, why: str) -> None:
+        self._closing = job.Closed(kind, why, self.record.name)
+
+    def leave(self) -> None:
+        self.is_leaving = True
+
+    # What to ask next.
+
+    def wake_at(self) -> float | None:
+        """When to ask for the next request even if nothing happens."""
+        times: list[float | None] = []
+        if self.leader is not None and self.board.closed is None:  # after the end a leader has nothing to do
+            times.append(self.leader.wake_at())
+        if self._is_waiting():
+            times += [self._status_at, self._gives_up_at()]
+        return min((time for time in times if time is not None), default=None)
+
+    def _next_of_member(self, now: float) -> Request | None:
+        if self._has_ended:
+            return None
+        if not self._agreed:
+            settings = json.dumps(self._joining.settings).encode()
+            return Transaction((Compare(job.SETTINGS, "create", 0),), (Put(job.SETTINGS, settings),), (Get(job.SETTINGS),))
+        if not self.board.is_loaded:
+            return Read(job.DOWN)
+        if not self._is_watching:
+            return Watch(job.DOWN, self._read_at + 1)
+        return self._next_write() or self._next_look(now)
+
+    def _next_write(self) -> Transaction | None:
+        """What we have to tell, most urgent first."""
+        board, seat = self.board, self.seat
+        if board.closed is not None:
+            return None
+        if self.is_returning:
+            return self._return()
+        if self._closing is not None:
+            return self._create(job.CLOSED, self._closing)
+        if self._report is not None:
+            generation, report = self._report
+            signal = job.Signal("failure", _summary(report), self.record.name)
+            failure = Put(job.failure_key(generation, self.id), json.dumps(encode_report(report)).encode())
+            return self._create(job.signal_key(generation), signal, failure)
+        if seat is not None and self._departure is not None and self._is_missed(seat):
+            return self._create(job.signal_key(seat.generation), self._departure)
+        if self._fallen_in and self._fallen_in == board.number and board.signal() is None:
+            why = f"the workers of {self.record.name} were killed: the store had not confirmed in time that they may run"
+            return self._create(job.signal_key(board.number), job.Signal("loss", why, self.record.name))
+        if seat is not None and self._is_done:
+            return Transaction((), (Put(job.done_key(seat.generation, self.id), b"1"),))
+        if self._written != self.record and self._must_tell_record():
+            return Transaction((), (self._own_record(), *self._vouching()))
+        return None
+
+    def _own_record(self) -> Put:
+        return Put(job.node_key(self.id), job.encode(self.record), self._joining.lease)
+
+    def _vouching(self) -> tuple[Put, ...]:
+        """Who is ready has no worker, of whatever generation."""
+        former = self._former if self.record.ready_after != job.NOT_READY else None
+        return () if former is None else (Put(job.left_key(former.generation, former.id), job.LOST),)
+
+    def _return(self) -> Transaction | None:
+        """Be a member again, unless another generation was formed; no leader that does not know of it can form one after this."""
+        if self.seat is None or self._is_forgotten or self.board.number != self.seat.generation:
+            return None  # we are fenced, and nothing that we write can change it
+        unchanged = (
+            Compare(job.GENERATION, "mod", self.board.generation_revision),
+            Compare(job.expelled_key(self.id), "create", 0),
+        )
+        return Transaction(unchanged, (self._own_record(), Put(job.RETURNED, self.id.encode())), (Get(job.GENERATION),))
+
+    def _is_missed(self, seat: job.Seat) -> bool:
+        """Whether the others cannot go on without us; they can if we are done."""
+        return self.board.number == seat.generation and self.board.signal() is None and self._done_in != seat.generation
+
+    def _must_tell_record(self) -> bool:
+        """A member need not say that it is not ready, as everybody knows it."""
+        return self.record.ready_after != job.NOT_READY or self.seat is None
+
+    def _create(self, key: str, record: Value, *more: Operation) -> Transaction:
+        """Write a record that only the first may write; `more` is done in any case, and we learn what stands there."""
+        return Transaction((Compare(key, "create", 0),), (Put(key, job.encode(record)), *more), (Get(key), *more))
+
+    def _next_of_leaving(self) -> Transaction | None:
+        if self._closing is not None and self.board.closed is None:
+            return self._create(job.CLOSED, self._closing)
+        if self.has_left:
+            return None
+        if self.seat is not None and self._departure is not None and self.board.closed is None and self._is_missed(self.seat):
+            return self._create(job.signal_key(self.seat.generation), self._departure)
+        go: tuple[Operation, ...] = (Delete(job.node_key(self.id)),)
+        if 0 < self.board.number <= self._last_generation and self.board.closed is None:
+            go = (*go, Put(job.left_key(self._last_generation, self.id), job.LEFT))
+        term = self.leader.term if self.leader else 0  # who does not lead deletes the leader's key only if there is none
+        return Transaction((Compare(job.LEADER, "create", term),), (*go, Delete(job.LEADER)), go)
+
+    def _next_look(self, now: float) -> Request | None:
+        board = self.board
+        if board.leader is None:
+            mine = Put(job.LEADER, self.id.encode(), self._joining.lease)
+            return Transaction((Compare(job.LEADER, "create", 0),), (mine,), (Get(job.LEADER),))
+        if self._is_ready() and board.generation is not None and self._looked_at != board.generation_revision:
+            return Transaction((), (Get(job.seat_key(board.number, board.generation.attempt, self.id)),))
+        if self._is_waiting():
+            return self._next_of_waiting(now)
+        return None
+
+    def _next_of_waiting(self, now: float) -> Transaction | None:
+        gives_up_at = self._gives_up_at()
+        if gives_up_at is not None and now >= gives_up_at:
+            self._end(TimedOut(f"waited {self._joining.policy.join_timeout_s:g} s for enough nodes in vain"))
+        elif now >= self._status_at:
+            self._status_at = now + STATUS_INTERVAL_S
+            return Transaction((), (Get(job.STATUS),))
+        return None
+
+    def _is_ready(self) -> bool:
+        return self.record.ready_after != job.NOT_READY and self._written == self.record
+
+    def _is_waiting(self) -> bool:
+        return self._is_ready() and not self._has_ended and not self.is_leaving
+
+    def _gives_up_at(self) -> float | None:
+        """When we have waited long enough; while a generation runs without us, as a spare, we wait for as long as it does."""
+        if self.board.generation is not None and self.board.signal() is None:
+            return None
+        since = max(self._ready_at, self.board.signal_at.get(self.board.number, 0.0))
+        return since + self._joining.policy.join_timeout_s
+
+    def _end(self, news: News) -> None:
+        if not self._has_ended:
+            self._has_ended = True
+            self._news.append(news)
+
+
+def _summary(report: NodeReport) -> str:
+    """What stopped everybody, in a line."""
+    if not report.failures:
+        return f"workers failed on {report.node}"
+    first = report.failures[0]
+    return f"rank {first.rank} on {report.node} failed: {first.message}"[: job.MAX_WHY]
+
+
+# --- participant -----------------------------------------------------------------------------------------------------------
+
+
+class Participant(Membership):
+    """A node with a lease."""
+
+    # What the store says.
+
+    def see(self, event: Event, now: float) -> None:
+        if event.key.startswith(job.DOWN):
+            self.board.apply(event, now)
+            self._board_changed(now)
+        elif self.leader is not None:
+            self.leader.see(event, now)
+
+    def replied(self, request: Request, answer: Outcome | Snapshot | None, now: float) -> None:
+        if self._asked_by is not None:
+            self._pass_on(self._asked_by, request, answer, now)
+            return
+        match request, answer:
+            case Read(job.DOWN), Snapshot(revision, _):
+                self.board.load(answer, now)
+                self._read_at, self._is_watching = revision, False
+            case Watch(), _:
+                self._is_watching = True
+            case Transaction(), Outcome():
+                self._note_outcome(request, answer, now)
+        self._board_changed(now)
+
+    def _pass_on(self, leader: Leader, request: Request, answer: Outcome | Snapshot | None, now: float) -> None:
+        """The answer to a leader's question; its term may have ended meanwhile."""
+        if leader is not self.leader:
+            return
+        leader.replied(request, answer, self.board, now)
+        if leader.must_reload:  # what it knew was not so any more
+            self.look_again()
+        self._board_changed(now)
+
+    @property
+    def why_fenced(self) -> str:
+        """Why our workers must not run any longer, if that is so: the others go on without us."""
+        board, seat = self.board, self.seat
+        if self.id in board.expelled:
+            return f"the others go on without this node: {board.expelled[self.id]}"
+        if seat is not None and board.number > seat.generation:
+            return f"generation {board.number} was formed without this node"
+        if seat is not None and self._is_forgotten:
+            return f"generation {seat.generation} is not in the store any more: the job was cleared"
+        return ""
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether our agent was told to stop the workers of our generation, and has not said yet that they are gone."""
+        return self.seat is not None and self._stopped == self.seat.generation
+
+    def take_news(self) -> list[News]:
+        news, self._news = self._news, []
+        return news
+
+    # What to ask next.
+
+    def next_request(self, now: float) -> Request | None:
+        request = self._next_of_leaving() if self.is_leaving else self._next_of_member(now)
+        self._asked_by = self.leader if request is None and not self.is_leaving else None
+        if self._asked_by is not None:
+            request = self._asked_by.next_request(self.board, now)
+        return request
+
+    # What follows from what came.
+
+    def _note_outcome(self, request: Transaction, outcome: Outcome, now: float) -> None:
+        for operation in request.then if outcome.succeeded else request.otherwise:
+            self._note_operation(operation, outcome, now)
+
+    def _note_operation(self, operation: Operation, outcome: Outcome, now: float) -> None:
+        seat = self.seat
+        match operation:
+            case Put(job.SETTINGS, _, _):
+                self._agreed = True
+            case Get(job.SETTINGS):
+                self._compare_settings(outcome.items[0])
+            case Put(job.LEADER, _, _):
+                self._lead(outcome.revision, now)
+            case Get(job.LEADER):
+                self.board.leader = outcome.items[0]
+                self._take_up_leadership(now)
+            case Get(job.STATUS):
+                self._note_status(outcome.items[0])
+            case Get(key) if key.startswith(job.DOWN):
+                if outcome.items[0] is not None:
+                    self.board.post(outcome.items[0], now)
+                elif key == job.GENERATION:
+                    self._is_forgotten = self.is_returning
+            case Get(key):
+                self._note_seat(key, outcome.items[0])
+            case Delete(key, _) if key == job.node_key(self.id):
+                self.has_left = True
+            case Put(key, value, _) if key == job.node_key(self.id):
+                self._written = job.decode(job.NodeRecord, value)
+                self.is_returning = False
+            case Put(key, job.LOST, _):
+                self._former = None
+            case Put(key, _, _) if self._report is not None and key == job.failure_key(self._report[0], self.id):
+                self._report = None
+            case Put(key, value, _) if seat is not None and key == job.done_key(seat.generation, self.id):
+                self._is_done = False
+            case Put(key, value, _) if key.startswith(job.DOWN):
+                self.board.post(Item(key, value, outcome.revision, outcome.revision), now)
+
+    def _compare_settings(self, item: Item | None) -> None:
+        if item is None:
+            return
+        difference = self._joining.mismatch(self._joining.settings, json.loads(item.value))
+        if difference:
+            self._end(Refused(difference))
+        self._agreed = True
+
+    def _lead(self, term: int, now: float) -> None:
+        self.board.leader = Item(job.LEADER, self.id.encode(), term, term, self._joining.lease)
+        self._take_up_leadership(now)
+
+    def _take_up_leadership(self, now: float) -> None:
+        """Begin or end our term, by what the board says."""
+        item = self.board.leader
+        is_mine = item is not None and item.value == self.id.encode()
+        if item is not None and is_mine and (self.leader is None or self.leader.term != item.create_revision):
+            self.leader = Leader(self.record.name, item.create_revision, self._joining.policy, self._joining.restarts)
+        elif not is_mine:
+            self.leader = None
+
+    def _note_status(self, item: Item | None) -> None:
+        if item is not None and self._is_waiting():
+            text = self.leader.status_text() if self.leader else job.decode(job.Status, item.value).text
+            self._news.append(Progress(text))
+
+    def _note_seat(self, key: str, item: Item | None) -> None:
+        generation = self.board.generation
+        assert generation is not None
+        if key != job.seat_key(generation.number, generation.attempt, self.id) or not self._is_ready():
+            return  # while we asked, another generation was posted, or our lease was lost: we have not looked in this one yet
+        self._looked_at = self.board.generation_revision
+        seat = None if item is None else job.decode(job.Seat, item.value)
+        if seat is None or (seat.generation, seat.attempt) != (generation.number, generation.attempt):
+            return
+        self.seat, self._last_generation = seat, seat.generation
+        self.record = self.record.replace(ready_after=job.NOT_READY)
+        self._news.append(Seated(seat, generation))
+
+    def _board_changed(self, now: float) -> None:
+        board, seat = self.board, self.seat
+        self._take_up_leadership(now)
+        if self.leader is not None:
+            self.leader.touch(now)
+        if self.id in board.refusals:
+            self._end(Refused(board.refusals[self.id]))
+        if seat is not None and self._stopped != seat.generation:
+            self._tell_stop(seat)
+        if board.closed is not None:
+            self._end(Ended(board.closed))
+
+    def _tell_stop(self, seat: job.Seat) -> None:
+        signal = self.board.signals.get(seat.generation)
+        if signal is not None and signal.is_stop:
+            self._stopped = seat.generation
+            self._news.append(Stop(seat.generation, signal))

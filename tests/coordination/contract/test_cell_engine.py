@@ -1,0 +1,43 @@
+"""The engine in one cell of bytes does what every engine has to do, over the simplest of back ends."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+from tests.cells import MemoryCell
+
+from rallypoint.coordination.cell.engine import CellCoordination
+from rallypoint.coordination.engine import Coordination
+from rallypoint.coordination.model import Put
+from rallypoint.testing.coordination_contract import CoordinationContract
+from rallypoint.testing.driving import MOST_PUTS, do
+
+
+@contextlib.contextmanager
+def clients_of(backend: MemoryCell) -> Iterator[Callable[[], CellCoordination]]:
+    with contextlib.ExitStack() as clients:
+
+        def connect() -> CellCoordination:
+            client = CellCoordination(backend)
+            clients.callback(client.close)
+            client.connect(time.monotonic() + 10)
+            return client
+
+        yield connect
+
+
+class TestCellEngine(CoordinationContract):
+    least_ttl_s = 0.5
+    can_compact = True
+
+    @pytest.fixture
+    def connect(self) -> Iterator[Callable[[], Coordination]]:
+        with clients_of(MemoryCell()) as connect:
+            yield connect
+
+    def compact(self, client: Coordination) -> None:
+        for _ in range(6):
+            do(client, *(Put(f"filler/{number}", b"") for number in range(MOST_PUTS)))
