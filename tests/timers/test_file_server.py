@@ -335,7 +335,7 @@ def test_it_may_be_stopped_from_its_own_callback(pipe: str, start_worker: Start,
     wait_until(lambda: not os.path.exists(pipe))
 
 
-def test_many_workers_share_the_pipe(watch: Any, pipe: str, start_worker: Start) -> None:
+def test_many_workers_share_the_pipe(watch: Any, pipe: str, start_worker: Start, wait_until: Any) -> None:
     """Eight workers with five hundred scopes each: every request arrives whole, so in the end nothing is left to expire."""
     told = watch()
     code = """
@@ -348,5 +348,6 @@ for step in range(500):
     last = start_worker()
     send(pipe, FileTimerRequest(last.pid, "s", time.time(), 9))  # is read after all that came before it
     assert last.wait(10) == -signal.SIGKILL
+    wait_until(lambda: last.pid not in told.server.get_expired_timers(time.time() + 100))  # it is struck off once it is dead
     assert told.server.get_expired_timers(time.time() + 100) == {}
     assert len(told.reaped) == 1
