@@ -1,6 +1,6 @@
 """Binding workers to CPUs near their devices: what ``--numa-binding`` and ``numa_options`` ask for, on this machine.
 
-`core.affinity` decides, `topology` looks; here the two meet, and a binding that cannot be had becomes an error or, if the user
+`hardware.binding` decides, `topology` looks; here the two meet, and a binding that cannot be had becomes an error or, if the user
 prefers that, a warning. Nothing of this is imported by a job that does not ask for it. The binding itself is done in each new
 process before it becomes the worker, so that it holds from the first instruction, for every thread and for all descendants;
 memory follows, because Linux takes a page from the node of the CPU that touches it first.

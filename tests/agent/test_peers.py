@@ -37,7 +37,7 @@ from rallypoint.failures.process_failure import ChildFailedError
 from rallypoint.net.wake_fd import Bell
 from rallypoint.output.log_specs import DefaultLogsSpecs
 from rallypoint.processes.context import wait_readable
-from rallypoint.protocol import agent_machine as machine
+from rallypoint.protocol import agent_machine
 from rallypoint.protocol.failure_reports import WorkerFailure
 from rallypoint.protocol.ranks import WorkerRanks
 from rallypoint.protocol.restarts import RestartPolicy
@@ -52,9 +52,9 @@ FIRST_RANK, WORLD_SIZE = 4, 8
 LONG_S = 30.0  # of grace, of barriers: no test may wait for it
 SOON_S = 2.0
 
-Word = machine.Regroup | machine.Fenced | machine.JobEnded
-ALL_DONE = machine.JobEnded("succeeded", "all nodes are done")
-JOB_FAILED = machine.JobEnded("failed", "rank 0 failed; all 3 restart(s) are used up")
+Word = agent_machine.Regroup | agent_machine.Fenced | agent_machine.JobEnded
+ALL_DONE = agent_machine.JobEnded("succeeded", "all nodes are done")
+JOB_FAILED = agent_machine.JobEnded("failed", "rank 0 failed; all 3 restart(s) are used up")
 VERDICT = JobFailedError("rank 0 failed; all 3 restart(s) are used up", ["the cause: rank 0 on node a"], 7)
 
 
@@ -272,7 +272,7 @@ def test_a_closed_job_lets_its_workers_end(make_peers: MakePeers, make_agent: Ma
     """Closing forbids new generations; it stops nobody."""
     peers = make_peers()
     peers.on["done"] = lambda: peers.say(ALL_DONE)
-    closed = machine.JobEnded("closed", "node b closed it")
+    closed = agent_machine.JobEnded("closed", "node b closed it")
     with when((tmp_path / "here").exists, lambda: (peers.say(closed), (tmp_path / "go").touch())):
         agent = make_agent(peers, f"echo > {tmp_path}/here; while ! test -e {tmp_path}/go; do sleep 0.01; done")
         assert not agent.run().is_failed()
@@ -348,7 +348,7 @@ def test_a_regroup_stops_our_workers_and_joins_again(
     peers.on["done"] = lambda: peers.say(ALL_DONE)
     seen: list[bool] = []
     peers.on["poll"] = lambda: seen.append((tmp_path / "pid").exists() and alive(pid_in(tmp_path)))
-    with when((tmp_path / "pid").exists, lambda: peers.say(machine.Regroup("node b was lost"))):
+    with when((tmp_path / "pid").exists, lambda: peers.say(agent_machine.Regroup("node b was lost"))):
         agent = make_agent(peers, waits(tmp_path))
         assert not agent.run().is_failed()
     assert seen == [False, False]
@@ -359,7 +359,7 @@ def test_a_regroup_stops_our_workers_and_joins_again(
 
 def test_a_node_that_is_done_joins_again_when_another_fails(make_peers: MakePeers, make_agent: MakeAgent, tmp_path: Path) -> None:
     peers = make_peers()
-    answers = [machine.Regroup("rank 0 failed"), ALL_DONE]
+    answers = [agent_machine.Regroup("rank 0 failed"), ALL_DONE]
     peers.on["done"] = lambda: peers.say(answers.pop(0))
     assert not make_agent(peers, f"echo >> {tmp_path}/starts").run().is_failed()
     assert (tmp_path / "starts").read_text() == "\n\n"
@@ -374,7 +374,7 @@ def test_the_fence_kills_without_grace(make_peers: MakePeers, make_agent: MakeAg
 
     def fall() -> None:
         times.append(time.monotonic())
-        peers.say(machine.Fenced("the store has been silent for 3 s"))
+        peers.say(agent_machine.Fenced("the store has been silent for 3 s"))
 
     def again() -> None:
         if times:
@@ -398,11 +398,11 @@ def test_the_fence_ends_the_grace_of_a_stop_that_is_under_way(
     def fall() -> None:
         times.append(time.monotonic())
         peers.fence.ring()
-        peers.say(machine.Fenced("the store has been silent for 3 s"))
+        peers.say(agent_machine.Fenced("the store has been silent for 3 s"))
 
     def stop() -> None:
         if cause == "regroup":
-            peers.say(machine.Regroup("node b was lost"))
+            peers.say(agent_machine.Regroup("node b was lost"))
         else:
             os.kill(os.getpid(), signal.SIGTERM)
 
@@ -419,7 +419,7 @@ def test_a_stop_after_the_fence_has_its_grace_again(make_peers: MakePeers, make_
     first, second = tmp_path / "first", tmp_path / "second"
     asks = f"trap 'echo > {tmp_path}/asked; exit 0' TERM; echo > {second}; while :; do sleep 0.01; done"
     script = f"test -e {first} && {{ {asks}; }}; echo > {first}; exec sleep 60"
-    fenced = machine.Fenced("the store has been silent for 3 s")
+    fenced = agent_machine.Fenced("the store has been silent for 3 s")
     with when(first.exists, lambda: peers.say(fenced)), when(second.exists, lambda: peers.say(JOB_FAILED)):
         assert make_agent(peers, script).run().is_failed()
     assert (tmp_path / "asked").exists()
@@ -473,7 +473,7 @@ def test_a_job_that_failed_elsewhere_is_told_by_the_verdict_alone(
 
 
 def test_an_end_without_a_verdict_has_its_reason(make_peers: MakePeers, launch: Launch, tmp_path: Path, said: list[str]) -> None:
-    refused = machine.JobEnded("failed", "another node has this rank")
+    refused = agent_machine.JobEnded("failed", "another node has this rank")
     peers = make_peers()
     with when((tmp_path / "pid").exists, lambda: peers.say(refused)), pytest.raises(JobFailedError):
         launch(peers, waits(tmp_path))
@@ -548,7 +548,7 @@ def test_a_node_that_is_refused_leaves_the_job_to_the_others(launch: Launch) -> 
     while (word := member.observe()) is None:
         wait_readable([member.wakeup_fd()], LONG_S)
     assert member.shutdown()
-    assert word == machine.JobEnded("succeeded", word.why)
+    assert word == agent_machine.JobEnded("succeeded", word.why)
 
 
 # --- restarts of a job of one node -----------------------------------------------------------------------------------------

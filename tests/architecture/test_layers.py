@@ -51,7 +51,7 @@ PURE_MODULES = {
     "net": ["http"],
     "processes": ["inactivity"],
     "protocol": [
-        "agent_machine", "board", "failure_reports", "generation", "job_records", "leader", "participant", "ranks", "restarts",
+        "agent_machine", "board", "failure_reports", "generation", "job_records", "leader", "news", "participant", "ranks", "restarts",
         "seating", "shutdown", "stale_job", "verdict", "worker_plan",
     ],
     "store": ["values"],

@@ -17,7 +17,7 @@ from rallypoint.errors import (
     RendezvousTimeoutError,
     UsageError,
 )
-from rallypoint.protocol import agent_machine as machine
+from rallypoint.protocol import agent_machine
 from rallypoint.rendezvous import handler as own_names
 from rallypoint.rendezvous.coordinated import CoordinatedHandler
 from rallypoint.rendezvous.handler import RendezvousInfo, RendezvousStoreInfo
@@ -144,7 +144,7 @@ def test_errors_are_of_the_callers_classes(
     assert raised.type is becomes
 
 
-@pytest.mark.parametrize("over", [machine.Regroup("a node joins"), machine.Fenced("the store is silent")])
+@pytest.mark.parametrize("over", [agent_machine.Regroup("a node joins"), agent_machine.Fenced("the store is silent")])
 def test_a_generation_that_is_over_is_one_waiting_node(handler: TorchrunHandler, inner: Scripted, over: Any) -> None:
     handler.next_rendezvous()
     assert handler.num_nodes_waiting() == 0
@@ -166,7 +166,7 @@ def test_the_end_of_a_job_calls_the_agent_only_if_it_failed(
     handler: TorchrunHandler, inner: Scripted, how: Any, waiting: int
 ) -> None:
     handler.next_rendezvous()
-    inner.heard.append(machine.JobEnded(how, "somebody said so"))
+    inner.heard.append(agent_machine.JobEnded(how, "somebody said so"))
     assert handler.num_nodes_waiting() == waiting
     with pytest.raises(Torch.RendezvousClosedError, match="somebody said so"):
         handler.next_rendezvous()

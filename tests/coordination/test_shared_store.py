@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rallypoint.coordination import shared_store as shared_connection
+from rallypoint.coordination import shared_store
 from rallypoint.coordination.embedded.client import EmbeddedCoordination
 from rallypoint.coordination.embedded.server import CoordinationServer
 from rallypoint.coordination.engine import Coordination, CoordinationError, RefusedError, UnreachableError
@@ -471,7 +471,7 @@ def test_no_change_is_lost_or_done_twice_however_the_connection_breaks(faults: l
     engine = MemoryEngine()
     coming = iter([*faults, "late ones come"])
     with pytest.MonkeyPatch.context() as patch, stores_on(lambda: join(engine, Unreliable(engine, coming))) as make:
-        patch.setattr(shared_connection, "LONGEST_PAUSE_S", 0.0)
+        patch.setattr(shared_store, "LONGEST_PAUSE_S", 0.0)
         store = make()
         assert [store.add("n", 1) for _ in range(4)] == [1, 2, 3, 4]
         for value in ("x", "y"):

@@ -9,7 +9,7 @@ from tests.simulation.script import Stage
 
 from rallypoint.coordination.model import Compare, Delete, Read, Transaction, Watch
 from rallypoint.protocol import job_records as job
-from rallypoint.protocol import participant as news
+from rallypoint.protocol import news
 from rallypoint.protocol.generation import DRIFT, MARGIN_S, Policy
 from rallypoint.protocol.participant import Former
 from rallypoint.protocol.restarts import RestartPolicy

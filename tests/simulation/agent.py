@@ -1,4 +1,4 @@
-"""One agent process and its workers, as the real shell runs them: `core.agent` decides, the driver talks to the others.
+"""One agent process and its workers, as the real shell runs them: `protocol.agent_machine` decides, the driver talks to the others.
 
 It can be killed, with its warden or without, stopped for a while, told to leave, or crash with its machine. One of its threads
 may hang: the *main* one, which starts and stops workers, or the *driver*, which talks to the store.
@@ -14,9 +14,8 @@ from tests.simulation.workers import KILL_S, WARDEN_S, WorkerHost
 from tests.simulation.world import Clock, World
 
 from rallypoint.coordination.model import Put, Transaction
-from rallypoint.protocol import agent_machine as machine
+from rallypoint.protocol import agent_machine, news
 from rallypoint.protocol import job_records as job
-from rallypoint.protocol import participant as news
 from rallypoint.protocol.participant import Joining, Participant
 
 TYPE_CHECKING = False
@@ -64,7 +63,7 @@ class Agent(WorkerHost):
         self._sessions = 0
         self.seat: job.Seat | None = None
         self.driver = Driver(self)
-        self.state, _ = machine.begin()
+        self.state, _ = agent_machine.begin()
         self.may_be_ready()
         self.driver.dial()
 
@@ -135,7 +134,7 @@ class Agent(WorkerHost):
         """Tell the driver, if no worker runs, that the next generation may have us."""
         if self.workers or self._closed is not None or self.is_leaving:
             return
-        if isinstance(self.state, machine.Gathering | machine.Starting) and self.seat is None:
+        if isinstance(self.state, agent_machine.Gathering | agent_machine.Starting) and self.seat is None:
             self.driver.ready_port = 20000 + self.world.below(1000)
             if self.driver.participant is not None:
                 self.driver.participant.ready(self.time(), self.driver.ready_port)
@@ -152,7 +151,7 @@ class Agent(WorkerHost):
             self._kill()
             self.seat = None
             if not self.is_leaving:
-                self._observe(machine.Fenced(why))
+                self._observe(agent_machine.Fenced(why))
 
     def give_up(self, why: str) -> None:
         """There is no store any more that we could take part through."""
@@ -199,7 +198,7 @@ class Agent(WorkerHost):
             self.may_be_ready()
             return
         self.seat = seat
-        self._observe(machine.Joined(seat.group_rank, seat.group_world_size))
+        self._observe(agent_machine.Joined(seat.group_rank, seat.group_world_size))
         if self.is_sick:
             self._fall_out()
         else:
@@ -217,7 +216,7 @@ class Agent(WorkerHost):
             return
         self._stop_why = signal.why
         if not self._is_starting:
-            self._observe(machine.Regroup(signal.why))
+            self._observe(agent_machine.Regroup(signal.why))
 
     def _ended(self, closed: job.Closed) -> None:
         self._closed = closed
@@ -227,22 +226,22 @@ class Agent(WorkerHost):
         closed = self._closed
         if closed is not None and not self.is_leaving:
             how = {"finished": "succeeded", "failed": "failed", "host_left": "failed"}.get(closed.kind, "closed")
-            self._observe(machine.JobEnded(how, closed.why))
+            self._observe(agent_machine.JobEnded(how, closed.why))
 
     # What follows.
 
-    def _observe(self, seen: machine.Observation) -> None:
-        self.state, action = machine.step(self.state, seen)
+    def _observe(self, seen: agent_machine.Observation) -> None:
+        self.state, action = agent_machine.step(self.state, seen)
         match action:
-            case machine.Restart(why, _, _, at_once):
+            case agent_machine.Restart(why, _, _, at_once):
                 self._stop(why, at_once)
-            case machine.Stop(why):
+            case agent_machine.Stop(why):
                 self._stop(why, False)
-            case machine.Drain():
+            case agent_machine.Drain():
                 if self.driver.participant is not None:
                     self.driver.participant.done()
                     self.driver.pump()
-            case machine.Finish(succeeded, why):
+            case agent_machine.Finish(succeeded, why):
                 self.finish(succeeded, why)
 
     def finish(self, succeeded: bool, why: str) -> None:

@@ -18,7 +18,7 @@ from tests.simulation.setup import Setup
 from tests.simulation.world import TRACED, Violation, World
 
 from rallypoint.protocol import job_records as job
-from rallypoint.protocol import leader as forming
+from rallypoint.protocol import leader
 
 __all__ = ["Cluster", "Failure", "simulate"]
 
@@ -170,7 +170,7 @@ def simulate(seed: int, bug: str = "", is_traced: bool = False) -> Counter[str]:
     with planted(bug), _quick_decoding():
         while tally["faults"] < LEAST_FAULTS or tally["virtual seconds"] < LEAST_S:
             cluster = Cluster(f"{seed}.{tally['jobs']}")
-            with patch.object(forming, "SEATS_PER_TRANSACTION", cluster.setup.seats_at_once):
+            with patch.object(leader, "SEATS_PER_TRANSACTION", cluster.setup.seats_at_once):
                 tally.update(_simulate(cluster, seed, bug, is_traced))
     return tally
 

@@ -1,6 +1,6 @@
 """One agent's connection to the store and its lease: dialling, breaks, the fence, and when to give up.
 
-It does what `store.line` and `store.held_lease` do. What is said over it is in `driver`.
+It does what `coordination.embedded.line` and `coordination.held_lease` do. What is said over it is in `driver`.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from tests.simulation.engine import Engine
 from tests.simulation.network import Connection
 from tests.simulation.planting import BUGS, Patches, bug, planted
 
-from rallypoint.coordination import keyspace as leases
+from rallypoint.coordination import keyspace
 from rallypoint.coordination.model import Compare, Outcome, Put, Transaction
 from rallypoint.protocol import generation, leader, seating
 from rallypoint.protocol import job_records as job
@@ -384,4 +384,4 @@ def workers_killed_and_nobody_told() -> Patches:
 
 @bug
 def absence_of_the_store_not_forgiven() -> Patches:
-    return [(leases, "AWAY_S", float("inf"))]
+    return [(keyspace, "AWAY_S", float("inf"))]

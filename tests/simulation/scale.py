@@ -16,7 +16,7 @@ from collections import deque
 from rallypoint.coordination.keyspace import Keyspace
 from rallypoint.coordination.model import Event, Item, Outcome, Read, Request, Snapshot, Transaction
 from rallypoint.protocol import job_records as job
-from rallypoint.protocol import participant as news
+from rallypoint.protocol import news
 from rallypoint.protocol.failure_reports import NodeReport, WorkerFailure
 from rallypoint.protocol.generation import Policy
 from rallypoint.protocol.participant import Joining, Participant

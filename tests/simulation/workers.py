@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from tests.simulation.world import Clock, World
 
-from rallypoint.protocol import agent_machine as machine
+from rallypoint.protocol import agent_machine
 from rallypoint.protocol import job_records as job
 from rallypoint.protocol.failure_reports import NodeReport, WorkerFailure
 
@@ -36,7 +36,7 @@ class WorkerHost:
     oracle: Oracle
     setup: Setup
     driver: Driver
-    state: machine.State
+    state: agent_machine.State
     seat: job.Seat | None
     is_alive: bool
     is_leaving: bool
@@ -44,7 +44,7 @@ class WorkerHost:
     time: Callable[[], float]
     clock: Clock
     may_be_ready: Callable[[], None]
-    _observe: Callable[[machine.Observation], None]
+    _observe: Callable[[agent_machine.Observation], None]
     _tell_end: Callable[[], None]
     _leave: Callable[[], None]
 
@@ -77,12 +77,12 @@ class WorkerHost:
         if group != self._group or self._is_killing or not self.main_can(self._started, group):
             return
         self._is_starting = False
-        self._observe(machine.Started())
+        self._observe(agent_machine.Started())
         self.world.after(self.setup.work_s(self.world), self._succeed, group)
         if group == self._dead_group:
             self._hear_of_expiry(group)
         elif self._stop_why:
-            self._observe(machine.Regroup(self._stop_why))
+            self._observe(agent_machine.Regroup(self._stop_why))
 
     # The warden.
 
@@ -123,7 +123,7 @@ class WorkerHost:
 
     def _hear_of_expiry(self, group: int) -> None:
         if group == self._group and not self._is_stopping and self.is_alive and self.main_can(self._hear_of_expiry, group):
-            self._observe(machine.Fenced("the licence of the workers is over"))
+            self._observe(agent_machine.Fenced("the licence of the workers is over"))
 
     # What becomes of them.
 
@@ -135,12 +135,12 @@ class WorkerHost:
             self.world.note(self.name, "workers succeeded", self.workers)
             self.workers = 0
         if self.main_can(self._succeed, group):
-            self._observe(machine.Succeeded())
+            self._observe(agent_machine.Succeeded())
             self._tell_end()
 
     def fail(self, group: int, exitcode: int, message: str) -> None:
         """One worker fails, as long as this group runs."""
-        if group != self._group or self._is_stopping or not self.workers or not isinstance(self.state, machine.Running):
+        if group != self._group or self._is_stopping or not self.workers or not isinstance(self.state, agent_machine.Running):
             return
         if not self.main_can(self.fail, group, exitcode, message):
             return
@@ -151,7 +151,7 @@ class WorkerHost:
         if participant is not None:
             participant.failed(NodeReport(self.record.name, 0, (failure,)))
             self.driver.pump()
-        self._observe(machine.Failed(message, None))
+        self._observe(agent_machine.Failed(message, None))
 
     @property
     def group(self) -> int:
@@ -159,7 +159,7 @@ class WorkerHost:
 
     @property
     def runs(self) -> bool:
-        return self.is_alive and bool(self.workers) and not self._is_stopping and isinstance(self.state, machine.Running)
+        return self.is_alive and bool(self.workers) and not self._is_stopping and isinstance(self.state, agent_machine.Running)
 
     def _stop(self, why: str, at_once: bool) -> None:
         if at_once:
@@ -195,7 +195,7 @@ class WorkerHost:
         if self.is_leaving:
             self._leave()
             return
-        self._observe(machine.Stopped())
+        self._observe(agent_machine.Stopped())
         self._tell_end()
         self.may_be_ready()
         self.driver.pump()

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rallypoint.protocol import agent_machine as machine
+from rallypoint.protocol import agent_machine
 from rallypoint.story import phases
 
 changes = st.lists(
@@ -17,15 +17,15 @@ changes = st.lists(
 @pytest.mark.parametrize(
     ("state", "phase"),
     [
-        (machine.Gathering("the run begins"), phases.WAITING),
-        (machine.Starting(0, 1), phases.STARTING),
-        (machine.Running(), phases.RUNNING),
-        (machine.Stopping("rank 0 failed", True), phases.STOPPING),
-        (machine.Draining(), phases.WAITING),
-        (machine.Done(True, "all workers succeeded"), phases.STOPPING),
+        (agent_machine.Gathering("the run begins"), phases.WAITING),
+        (agent_machine.Starting(0, 1), phases.STARTING),
+        (agent_machine.Running(), phases.RUNNING),
+        (agent_machine.Stopping("rank 0 failed", True), phases.STOPPING),
+        (agent_machine.Draining(), phases.WAITING),
+        (agent_machine.Done(True, "all workers succeeded"), phases.STOPPING),
     ],
 )
-def test_every_state_has_a_phase(state: machine.State, phase: str) -> None:
+def test_every_state_has_a_phase(state: agent_machine.State, phase: str) -> None:
     assert phases.phase_of(state) == phase
 
 
@@ -43,8 +43,9 @@ def test_a_checkpoint_of_an_earlier_generation_keeps_nothing_of_this_one() -> No
 
 
 def test_work_is_kept_by_success_alone() -> None:
-    assert phases.keeps_work(machine.Draining())
-    assert not any(map(phases.keeps_work, [machine.Stopping("rank 0 failed", True), machine.Done(False, "SIGTERM was received")]))
+    assert phases.keeps_work(agent_machine.Draining())
+    assert not phases.keeps_work(agent_machine.Stopping("rank 0 failed", True))
+    assert not phases.keeps_work(agent_machine.Done(False, "SIGTERM was received"))
 
 
 @given(changes)

@@ -1,6 +1,6 @@
 """Agents: one on each machine, which meets its peers, starts the workers, and acts on what becomes of them.
 
-What to do next is decided in `core.agent`; `SimpleElasticAgent` performs it, one action at a time, through methods that
+What to do next is decided in `protocol.agent_machine`; `SimpleElasticAgent` performs it, one action at a time, through methods that
 subclasses may override, and reports what came of it. How workers are started, looked at and stopped is left to a subclass.
 """
 
@@ -25,8 +25,7 @@ from rallypoint.errors import (
 )
 from rallypoint.metrics import prof, put_metric
 from rallypoint.processes.context import wait_readable
-from rallypoint.protocol import agent_machine as machine
-from rallypoint.protocol import restarts
+from rallypoint.protocol import agent_machine, restarts
 from rallypoint.protocol.ranks import Member, WorkerRanks, assign
 from rallypoint.store import barriers
 
@@ -69,13 +68,13 @@ class SimpleElasticAgent(AgentRecords, AgentPeers, ElasticAgent):
         self._shutdown_timeout = shutdown_timeout
         self._total_execution_time = 0
         self._signals_to_handle = defaults.SIGNALS_TO_HANDLE
-        self._state: machine.State = machine.begin()[0]
+        self._state: agent_machine.State = agent_machine.begin()[0]
         self._last_result = RunResult(WorkerState.INIT)
         self._ended_by: Exception | None = None
         self._restart_policy = restarts.RestartPolicy(spec.max_restarts)
         self._purse = restarts.Purse()
         self._started_at = time.monotonic()
-        self._restarting = machine.Restart("", 0)
+        self._restarting = agent_machine.Restart("", 0)
         self._run_record = RunRecord(spec)
 
     def get_worker_group(self, role: str = DEFAULT_ROLE) -> WorkerGroup:
@@ -125,75 +124,75 @@ class SimpleElasticAgent(AgentRecords, AgentPeers, ElasticAgent):
 
     def _invoke_run(self, role: str = DEFAULT_ROLE) -> RunResult:
         """Perform one action after the other until the run is over."""
-        self._state, action = machine.begin()
+        self._state, action = agent_machine.begin()
         self._note(action)
-        while not isinstance(action, machine.Finish | machine.Abandon):
+        while not isinstance(action, agent_machine.Finish | agent_machine.Abandon):
             action = self._observe(self._attempt(action))
-        if isinstance(action, machine.Abandon):
+        if isinstance(action, agent_machine.Abandon):
             raise self._ended_by or RuntimeError(action.why)
         if not action.succeeded and not self._last_result.is_failed():
             self._last_result = RunResult(WorkerState.FAILED)  # for a reason that lies elsewhere
         return self._last_result
 
-    def _observe(self, seen: machine.Observation) -> machine.Action:
-        self._state, action = machine.step(self._state, seen)
+    def _observe(self, seen: agent_machine.Observation) -> agent_machine.Action:
+        self._state, action = agent_machine.step(self._state, seen)
         self._note(action)
         return action
 
-    def _attempt(self, action: machine.Action) -> machine.Observation:
+    def _attempt(self, action: agent_machine.Action) -> agent_machine.Observation:
         """Perform an action; what ends the agent is an observation like any other."""
         try:
             return self._perform(action)
         except SignalException as error:
             self._ended_by = error
-            return machine.Signalled(error.sigval.name)
+            return agent_machine.Signalled(error.sigval.name)
         except UnkillableWorkersError as error:
             self._ended_by = error
-            return machine.CouldNotStop(str(error))
+            return agent_machine.CouldNotStop(str(error))
         except JobFailedError as error:
-            return machine.JobEnded("failed", error.why)
+            return agent_machine.JobEnded("failed", error.why)
         except LicenceOverError as error:
             return self._fenced(str(error))
 
-    def _perform(self, action: machine.Action) -> machine.Observation:
+    def _perform(self, action: agent_machine.Action) -> agent_machine.Observation:
         group = self._worker_group
         match action:
-            case machine.Initialize():
+            case agent_machine.Initialize():
                 self._initialize_workers(group)
-                return machine.Started()
-            case machine.Restart(why, spent):
+                return agent_machine.Started()
+            case agent_machine.Restart(why, spent):
                 report.warn(why)
                 self._restarting = action
                 self._remaining_restarts -= spent
                 self._restart_workers(group)
-                return machine.Started()
-            case machine.Stop(why):
+                return agent_machine.Started()
+            case agent_machine.Stop(why):
                 report.warn(why)
-                self._restarting = machine.Restart(why, 0)  # whatever the last one was, this stop has its grace
+                self._restarting = agent_machine.Restart(why, 0)  # whatever the last one was, this stop has its grace
                 self._stop_workers(group)
                 group.state = WorkerState.FAILED
                 inbox.raise_pending()
-                return machine.Stopped()
-            case machine.Drain():
+                return agent_machine.Stopped()
+            case agent_machine.Drain():
                 peers = self._peers()
                 if peers is not None:
                     return self._drain(peers)
                 self._exit_barrier()
-                return machine.Drained()
+                return agent_machine.Drained()
         return self._watch()
 
-    def _watch(self) -> machine.Observation:
+    def _watch(self) -> agent_machine.Observation:
         """Look; if there is nothing to see, wait until there may be."""
         inbox.raise_pending()
         seen = self._look()
-        if seen == machine.PeersWaiting(0):
+        if seen == agent_machine.PeersWaiting(0):
             self._wait_for_news()
         return seen
 
-    def _look(self) -> machine.Observation:
+    def _look(self) -> agent_machine.Observation:
         group, spec = self._worker_group, self._worker_group.spec
         peers = self._observe_peers()
-        if isinstance(peers, machine.Fenced) or (isinstance(peers, machine.JobEnded) and peers.how == "failed"):
+        if isinstance(peers, agent_machine.Fenced) or (isinstance(peers, agent_machine.JobEnded) and peers.how == "failed"):
             return peers
         result = self._last_result = self._monitor_workers(group)
         if result.state is not WorkerState.SUCCEEDED and (why := self._licence_over()):
@@ -203,15 +202,15 @@ class SimpleElasticAgent(AgentRecords, AgentPeers, ElasticAgent):
         put_metric(f"workers.{spec.role}.{result.state.name.lower()}", 1)
         match result.state:
             case WorkerState.SUCCEEDED:
-                return peers or machine.Succeeded()
+                return peers or agent_machine.Succeeded()
             case WorkerState.FAILED | WorkerState.UNHEALTHY:
                 self._run_record.failed(result)
-                return machine.Failed(describe(result), self._report_failure(result))
+                return agent_machine.Failed(describe(result), self._report_failure(result))
             case WorkerState.HEALTHY if self._peers() is not None:
-                return peers or machine.PeersWaiting(0)
+                return peers or agent_machine.PeersWaiting(0)
             case WorkerState.HEALTHY:
-                return machine.PeersWaiting(spec.rdzv_handler.num_nodes_waiting())
-        return machine.LostTrack(f"the workers of role {spec.role} are in the state {result.state.name}")
+                return agent_machine.PeersWaiting(spec.rdzv_handler.num_nodes_waiting())
+        return agent_machine.LostTrack(f"the workers of role {spec.role} are in the state {result.state.name}")
 
     def _licence_over(self) -> str:
         """Why our workers were killed, if that was because they may not run any longer."""
@@ -237,7 +236,7 @@ class SimpleElasticAgent(AgentRecords, AgentPeers, ElasticAgent):
         """Stop the workers of this agent, and begin anew."""
         self._stop_workers(worker_group)
         worker_group.state = WorkerState.STOPPED
-        self._observe(machine.Stopped())
+        self._observe(agent_machine.Stopped())
         inbox.raise_pending()
         restart_at = time.monotonic() + self._restarting.delay_s
         while (left_s := restart_at - time.monotonic()) > 0:  # a signal that is not ours wakes us too
@@ -261,7 +260,7 @@ class SimpleElasticAgent(AgentRecords, AgentPeers, ElasticAgent):
         worker_group.group_world_size = info.world_size
         worker_group.master_addr = spec.master_addr or master.master_addr
         worker_group.master_port = spec.master_port or master.master_port
-        self._observe(machine.Joined(info.rank, info.world_size))
+        self._observe(agent_machine.Joined(info.rank, info.world_size))
 
     @prof
     def _assign_worker_ranks(self, store: Any, group_rank: int, group_world_size: int, spec: WorkerSpec) -> list[Worker]:

@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from rallypoint.agent import provisions
 from rallypoint.agent.senses import AgentSenses
 from rallypoint.agent.workers import RunResult, WorkerGroup, WorkerSpec, WorkerState
-from rallypoint.base import defaults, outbox, report
-from rallypoint.base import limits as file_limit
+from rallypoint.base import defaults, limits, outbox, report
 from rallypoint.base.signals import inbox
 from rallypoint.errors import UsageError
 from rallypoint.metrics import prof
@@ -21,7 +20,7 @@ from rallypoint.processes import warden_client
 from rallypoint.processes.context import PContext, wait_readable
 from rallypoint.processes.subprocesses import start_processes
 from rallypoint.processes.warden_context import WardedContext
-from rallypoint.protocol import agent_machine as machine
+from rallypoint.protocol import agent_machine
 from rallypoint.protocol.ranks import WorkerRanks
 from rallypoint.protocol.restarts import RestartPolicy
 from rallypoint.protocol.worker_plan import Group, WorkerPlan, plan_worker
@@ -97,7 +96,8 @@ class LocalElasticAgent(AgentSenses):
             return result
         except BaseException as error:  # whatever it was, it ends the run; it is raised again
             state = self._state
-            self._run_record.ended(False, state.why if isinstance(state, machine.Done) else f"{type(error).__name__}: {error}")
+            why = state.why if isinstance(state, agent_machine.Done) else f"{type(error).__name__}: {error}"
+            self._run_record.ended(False, why)
             self._keep_story()
             raise
         finally:
@@ -109,7 +109,7 @@ class LocalElasticAgent(AgentSenses):
         workers, own = self._worker_group.spec.local_world_size, OWN_FILES if self._peers() is None else OWN_FILES_AMONG_PEERS
         keeps_output = not isinstance(self._logs_specs, DefaultLogsSpecs) or self._logs_specs.keeps_output
         each = FILES_PER_WORKER if keeps_output else FILES_PER_WORKER_WITHOUT_LOGS
-        file_limit.reserve(workers, own + each * workers, FILES_PER_WORKER)
+        limits.reserve(workers, own + each * workers, FILES_PER_WORKER)
 
     def _time_outs(self) -> dict[str, object]:
         """Those that this agent keeps, for the run's record."""

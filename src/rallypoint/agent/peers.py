@@ -13,8 +13,7 @@ from rallypoint.agent.workers import RunResult, WorkerGroup, WorkerSpec
 from rallypoint.base import report
 from rallypoint.base.signals import inbox
 from rallypoint.processes.context import wait_readable
-from rallypoint.protocol import agent_machine as machine
-from rallypoint.protocol import restarts
+from rallypoint.protocol import agent_machine, restarts
 from rallypoint.rendezvous.coordinated import CoordinatedHandler, Introduction
 from rallypoint.rendezvous.handler import RendezvousInfo, WakingHandler
 
@@ -66,16 +65,16 @@ class AgentPeers:
     def _entrust_licence(self, licence_fd: int | None) -> None:
         """Whoever cleans up after us can tell the others so, also while we wait."""
 
-    def _observe_peers(self) -> machine.Regroup | machine.Fenced | machine.JobEnded | None:
+    def _observe_peers(self) -> agent_machine.Regroup | agent_machine.Fenced | agent_machine.JobEnded | None:
         peers = self._peers()
         return peers.observe() if peers is not None else None
 
-    def _fenced(self, why: str) -> machine.Fenced:
+    def _fenced(self, why: str) -> agent_machine.Fenced:
         """Our workers are gone because the others may take us for dead: then we are no longer part of their generation."""
         peers = self._peers()
         if peers is not None:
             peers.was_fenced(why)
-        return machine.Fenced(why)
+        return agent_machine.Fenced(why)
 
     def _report_failure(self, result: RunResult) -> restarts.Again | restarts.GiveUp | None:
         """Tell the job, which then rules; where there is nobody to tell, the ruling."""
@@ -97,7 +96,7 @@ class AgentPeers:
             self._purse, self._started_at = ruling.purse, now
         return ruling
 
-    def _drain(self, peers: CoordinatedHandler) -> machine.Observation:
+    def _drain(self, peers: CoordinatedHandler) -> agent_machine.Observation:
         """We are done; the job is when all are, or it begins anew for a failure elsewhere."""
         peers.report_done()
         began = time.monotonic()
@@ -105,7 +104,7 @@ class AgentPeers:
             left_s = began + self._exit_barrier_timeout - time.monotonic()
             if left_s <= 0:
                 report.warn(f"after {self._exit_barrier_timeout:g} s the other nodes were not seen to finish")
-                return machine.Drained()
+                return agent_machine.Drained()
             wait_readable([peers.wakeup_fd(), inbox.fileno()], left_s)
             inbox.raise_pending()
         return seen

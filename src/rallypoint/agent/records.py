@@ -13,7 +13,7 @@ from rallypoint.base import report
 from rallypoint.base.json_text import to_json
 from rallypoint.events import FILE, Event, EventSource, is_recorded, record
 from rallypoint.metrics import put_metric
-from rallypoint.protocol import agent_machine as machine
+from rallypoint.protocol import agent_machine
 from rallypoint.rendezvous.coordinated import CoordinatedHandler
 
 TYPE_CHECKING = False
@@ -34,14 +34,14 @@ class AgentRecords:
     _worker_group: WorkerGroup
     _remaining_restarts: int
     _total_execution_time: int
-    _state: machine.State
+    _state: agent_machine.State
     _run_record: RunRecord
 
-    def _note(self, action: machine.Action) -> None:
+    def _note(self, action: agent_machine.Action) -> None:
         """Put down in which state we are now, and why."""
         report.debug(f"{type(self._state).__name__}: {action.why}")
         self._run_record.entered(self._state, action.why, self._checkpoint_at)
-        if isinstance(action, machine.Restart):
+        if isinstance(action, agent_machine.Restart):
             restarts = self._restarts() + action.restarts_spent
             self._run_record.note("restart", why=action.why, restarts=restarts, delay_s=action.delay_s)
 

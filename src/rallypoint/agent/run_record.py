@@ -20,7 +20,7 @@ from rallypoint.story.phases import DONE, RUNNING
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from rallypoint.protocol import agent_machine as machine
+    from rallypoint.protocol import agent_machine
 
 __all__ = ["RunRecord"]
 
@@ -70,7 +70,7 @@ class RunRecord:
             settings=settings,
         )
 
-    def entered(self, state: machine.State, why: str, checkpoint_at: Callable[[], float | None]) -> None:
+    def entered(self, state: agent_machine.State, why: str, checkpoint_at: Callable[[], float | None]) -> None:
         """The agent is in this state now; `checkpoint_at` gives the time of its workers' last complete checkpoint."""
         before, phase, now = self.board.status.ledger, phases.phase_of(state), time.monotonic()
         if phase == before.phase:

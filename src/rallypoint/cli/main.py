@@ -177,9 +177,9 @@ def _explain(error: BaseException, pass_exit_code: bool) -> int:
 def _trouble(error: BaseException) -> str:
     """What the host lacks, and where that is set; with nothing left to read that from, what the error itself says."""
     try:
-        from rallypoint.base import limits as host_limits
+        from rallypoint.base import limits
 
-        return host_limits.exhausted(error) or errors.in_words(error)
+        return limits.exhausted(error) or errors.in_words(error)
     except (ImportError, OSError, MemoryError):
         return errors.in_words(error)
 

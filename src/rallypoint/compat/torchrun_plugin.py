@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from rallypoint.base import defaults
 from rallypoint.base.torch_presence import imported_torch
 from rallypoint.errors import JobFailedError, RallypointError, RendezvousError, RendezvousGracefulExitError
-from rallypoint.protocol import agent_machine as machine
+from rallypoint.protocol import agent_machine
 from rallypoint.rendezvous import handler as own_names
 from rallypoint.rendezvous import registry
 from rallypoint.rendezvous.coordinated import CoordinatedHandler, Introduction
@@ -67,7 +67,7 @@ class TorchrunHandler(RendezvousHandler):
         self._handler = handler
         self._names = names
         self._runs = False
-        self._over: machine.Regroup | machine.Fenced | machine.JobEnded | None = None
+        self._over: agent_machine.Regroup | agent_machine.Fenced | agent_machine.JobEnded | None = None
         self._handled_before = sys.exc_info()[1]
         names.RendezvousHandler.register(TorchrunHandler)  # for those who ask isinstance
 
@@ -106,7 +106,7 @@ class TorchrunHandler(RendezvousHandler):
         match self._over:
             case None:
                 return self._handler.num_nodes_waiting()
-            case machine.JobEnded(how, _):
+            case agent_machine.JobEnded(how, _):
                 return int(how == "failed")
         return 1
 
@@ -129,7 +129,7 @@ class TorchrunHandler(RendezvousHandler):
 
     def _end_generation(self) -> None:
         self._observe()
-        if isinstance(self._over, machine.JobEnded):
+        if isinstance(self._over, agent_machine.JobEnded):
             raise self._names.RendezvousClosedError(f"the job has ended: {self._over.why}")
         if self._runs and self._over is None and isinstance(self._handler, CoordinatedHandler):
             self._handler.report_failure({})  # it is our own doing; torch's agent does not say which worker

@@ -1,4 +1,4 @@
-"""What the words of `core.coordination` mean: a store of items as a plain object, for a server, a simulator, or a test.
+"""What the words of `coordination.model` mean: a store of items as a plain object, for a server, a simulator, or a test.
 
 Its rules are etcd v3's, so that a job sees the same whichever engine it runs on:
 

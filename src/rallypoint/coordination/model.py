@@ -5,7 +5,7 @@ item knows the revision that created it and the one that changed it last. A *tra
 one change, does one of two lists of operations. An item may be bound to a *lease* and is deleted when that ends. A *watch* tells
 all changes under a prefix, in their order, from a given revision on.
 
-These are values only. `core.keyspace` is what they mean, `store.coordination` is how an engine offers them.
+These are values only. `coordination.keyspace` is what they mean, `coordination.engine` is how an engine offers them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A worker's end of its page: see `core.pulse_page` for what is where. Loaded only where an agent asks for signs of life."""
+"""A worker's end of its page: see `hangs.pulse_page` for what is where. Loaded only where an agent asks for signs of life."""
 
 from __future__ import annotations
 

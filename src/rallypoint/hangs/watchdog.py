@@ -1,7 +1,7 @@
 """The watch over workers that hang: which of them gives no sign of life any more, what their stacks are, and who is to blame.
 
 The agent's own thread drives it, with no other: it asks when to look next, looks, and is told of a hang once all stacks are
-written down and before anybody is stopped. What counts as a hang is decided in `core.hangs` and `core.stillness`.
+written down and before anybody is stopped. What counts as a hang is decided in `hangs.rules` and `processes.inactivity`.
 
 One worker under the watch for hangs: what it says of itself, what the kernel shows of it, and until when it has time.
 """
@@ -20,7 +20,7 @@ from rallypoint.hangs.pulse_page import RUNNING
 from rallypoint.hangs.rules import HangLimits, Suspect, parse_hang_timeout
 from rallypoint.hangs.stacks import StackDesk, write_stacks
 from rallypoint.output.log_specs import LogFolder, file_clerk
-from rallypoint.processes import inactivity as stillness
+from rallypoint.processes import inactivity
 from rallypoint.processes.activity import Family, ProcessSight, look_at
 from rallypoint.worker_site import in_front
 
@@ -53,7 +53,7 @@ class Watched:
         self._limits = limits
         self._family = Family(pid)
         self._pulse: Pulse | None = None
-        self._stillness: stillness.Stillness | None = None
+        self._stillness: inactivity.Stillness | None = None
         self._looked_at = now
         self._stopped_at: float | None = None
         self._not_before = now  # signs of life count from here: what was before is not held against it
@@ -114,12 +114,12 @@ class Watched:
     def _judge_stillness(self, now: float) -> float:
         """Only a worker that looks still is looked at thoroughly: at once, now and then, and before the verdict."""
         seen = self._family.look(now) if self._stillness is None else self._family.glance(now)
-        still = stillness.follow(self._stillness, seen)
+        still = inactivity.follow(self._stillness, seen)
         limit_s = self._limits.running_s
         look_again_at = min(self._looked_at + limit_s / LOOKS_IN_A_LIMIT, still.since + limit_s)
         if still.since < now and (self._looked_at <= still.since or now >= look_again_at):
             self._looked_at, seen = now, self._family.look(now)
-            still = stillness.follow(still, seen)
+            still = inactivity.follow(still, seen)
         self._stillness = still
         self.is_stopped = self.is_stopped or seen.is_stopped
         self.sign_at = max(still.since, self._not_before)

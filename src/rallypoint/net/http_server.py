@@ -1,7 +1,7 @@
 """A small HTTP/1.1 server: one thread, and a limit on everything.
 
 It is for short answers that are made at once, such as how the agent is: `answer` is called on the server's thread, and whoever
-else asks waits meanwhile. Listeners may be of TCP or Unix sockets. ``Request`` and ``Response`` are in ``core.http_request``.
+else asks waits meanwhile. Listeners may be of TCP or Unix sockets. ``Request`` and ``Response`` are in ``net.http``.
 
 The loop of the HTTP server: everybody who has something to say is heard in turn, and sockets do not block.
 

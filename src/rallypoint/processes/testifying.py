@@ -2,7 +2,7 @@
 
 The store then ends that node's lease, and the others go on at once, instead of waiting until the node has surely stopped. What it
 takes the agent left in the page of its licence: where the store is, how to greet it, and a key for this one lease, from which the
-job's secret cannot be found. `store.handshake` has the other side.
+job's secret cannot be found. `coordination.embedded.handshake` has the other side.
 
 By now nothing is left to be hurt but the others' time. So it is tried for a while, and given up without a word: then the lease
 ends by itself. Whoever answers there is not trusted: a few of its bytes are read, and it gets a proof good for its own challenge.

@@ -17,8 +17,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from rallypoint.base import limits as file_limit
-from rallypoint.base import report
+from rallypoint.base import limits, report
 from rallypoint.base.records import Value
 from rallypoint.errors import worker_start_error
 from rallypoint.processes.frames import MAX_FDS, FrameReader, send_frame
@@ -119,16 +118,16 @@ class WardenClient:
         self.pid = pid
         self._is_lost = False
         self._told_loss = False
-        file_limit.restore_for(pid)
+        limits.restore_for(pid)
 
     @classmethod
     def start(cls) -> WardenClient:
         try:
             return cls(*start_warden())
         except OSError as error:
-            from rallypoint.base import limits as host_limits
+            from rallypoint.base import limits
 
-            why = host_limits.explain(error.errno) or str(error)
+            why = limits.explain(error.errno) or str(error)
             raise worker_start_error(error.errno or 0, f"the process that starts workers could not be started: {why}") from error
 
     def fileno(self) -> int:
@@ -140,7 +139,7 @@ class WardenClient:
         They may run as long as the page behind `licence_fd` says, for ever without one.
         """
         batch: list[Launch] = []
-        most_fds = min(MAX_FDS, (file_limit.limit_for_workers() - WARDENS_FILES) * 2 // 3)  # and a pipe for each worker
+        most_fds = min(MAX_FDS, (limits.limit_for_workers() - WARDENS_FILES) * 2 // 3)  # and a pipe for each worker
         for launch in launches:
             if batch and sum(len(one.fds) for one in [*batch, launch]) >= most_fds:
                 self._spawn_batch(batch, licence_fd)

@@ -1,4 +1,4 @@
-"""Workers under a warden: started by it, listened to through the pump, stopped by the rules of `core.shutdown`.
+"""Workers under a warden: started by it, listened to through the pump, stopped by the rules of `protocol.shutdown`.
 
 The warden holds the workers, and we hold the warden: if it does not answer while they are being stopped, it is killed, and the
 kernel kills them with it. Where there is no time for that, they are killed past it.
@@ -181,9 +181,9 @@ class WardedContext(PContext):
                     self._pids[rank] = pid
                     self._handles.add(rank, pid, self._warden.pid)
                 case FailedToStart(rank, errno, reason):
-                    from rallypoint.base import limits as host_limits
+                    from rallypoint.base import limits
 
-                    why = host_limits.explain(errno) or reason
+                    why = limits.explain(errno) or reason
                     error = worker_start_error(errno, f"worker {rank} could not be started: {why}")
                     self._start_error = self._start_error or error
                 case Exited():

@@ -1,4 +1,4 @@
-"""What the leader of a job does: it keeps the roster, decides by `core.generation`, and writes down what was decided.
+"""What the leader of a job does: it keeps the roster, decides by `protocol.generation`, and writes down what was decided.
 
 Every node runs this code, but only for as long as the key ``down/leader`` is its own. Each of its writes is compared with the
 revision at which that key was created (its *term*), so that a leader which has been replaced, and does not know it yet, changes

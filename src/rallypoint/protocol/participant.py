@@ -12,12 +12,9 @@ gives.
 Invariants: a node is not ready while its workers may run; it takes a seat only of the attempt that the generation names; what it
 writes about a generation, it writes under the number of the one it has a seat in.
 
-What one node of a job wants, and which request to the store comes next.
-
-The next request follows from what the node wants and what it knows, not from what it did last. So an answer that was lost is no
-special case: the question is asked again. What follows from answers is in `core.participant`.
-
-What a node learns from the others that its agent has to act on, or should say.
+Two halves: `Membership` is what the node wants, and which request to the store comes next; `Participant` is what follows from
+the answers. The next request follows from what the node wants and what it knows, not from what it did last. So an answer that was
+lost is no special case: the question is asked again.
 """
 
 from __future__ import annotations
@@ -46,53 +43,14 @@ from rallypoint.protocol.board import Board
 from rallypoint.protocol.failure_reports import NodeReport, bounded, encode_report
 from rallypoint.protocol.generation import Policy
 from rallypoint.protocol.leader import STATUS_INTERVAL_S, Leader
+from rallypoint.protocol.news import Ended, News, Progress, Refused, Seated, Stop, TimedOut
 from rallypoint.protocol.restarts import RestartPolicy
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-__all__ = ["Ended", "Former", "Joining", "Membership", "News", "Participant", "Progress", "Refused", "Seated", "Stop", "TimedOut"]
-
-
-# --- news ------------------------------------------------------------------------------------------------------------------
-
-
-class Seated(Value):
-    """This node has a seat in a generation, and may start its workers."""
-
-    seat: job.Seat
-    generation: job.Generation
-
-
-class Stop(Value):
-    """The generation in which this node has a seat is over; its workers have to go, and a new one will come."""
-
-    generation: int
-    signal: job.Signal
-
-
-class Ended(Value):
-    """The job is over."""
-
-    closed: job.Closed
-
-
-class Refused(Value):
-    """This node may not take part, ever."""
-
-    why: str
-
-
-class TimedOut(Value):
-    why: str
-
-
-class Progress(Value):
-    text: str
-
-
-News = Seated | Stop | Ended | Refused | TimedOut | Progress
+__all__ = ["Former", "Joining", "Membership", "Participant"]
 
 
 # --- membership ------------------------------------------------------------------------------------------------------------

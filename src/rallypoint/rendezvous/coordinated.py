@@ -12,7 +12,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping
 
 from rallypoint.base.records import Value
-from rallypoint.protocol import agent_machine as machine
+from rallypoint.protocol import agent_machine
 from rallypoint.protocol.ranks import WorkerRanks
 from rallypoint.rendezvous.handler import RendezvousInfo, WakingHandler
 
@@ -61,7 +61,7 @@ class CoordinatedHandler(WakingHandler):
         """How many failures the job as a whole has paid for."""
 
     @abstractmethod
-    def observe(self) -> machine.Regroup | machine.Fenced | machine.JobEnded | None:
+    def observe(self) -> agent_machine.Regroup | agent_machine.Fenced | agent_machine.JobEnded | None:
         """What has become of the generation in which we run, as far as it is not our own doing; None: it runs."""
 
     @abstractmethod

@@ -1,7 +1,7 @@
 """The thread that carries on a node's part in a job, whatever its agent is busy with.
 
-It owns the connection to the coordination store, and drives a `core.participant.Participant` over it: one request at a time,
-events as they come, keepalives when they are due. When the store is silent for too long, `core.fence` says so; then the session
+It owns the connection to the coordination store, and drives a `protocol.participant.Participant` over it: one request at a time,
+events as they come, keepalives when they are due. When the store is silent for too long, `coordination.fence` says so; then the session
 is over, and a new one begins, under a new number.
 
 It also keeps the workers' licence: with each word of the store it writes down until when they may run. If this thread hangs, or
@@ -34,7 +34,7 @@ from rallypoint.errors import RendezvousError
 from rallypoint.net.wake_fd import Bell
 from rallypoint.processes.context import wait_readable
 from rallypoint.processes.licence import Licence
-from rallypoint.protocol import participant as news
+from rallypoint.protocol import news
 from rallypoint.protocol.participant import Former, Participant
 
 __all__ = ["Driver", "Fenced", "Lost", "Patience", "Word"]

@@ -1,7 +1,7 @@
 """The elastic rendezvous over several nodes: torchrun's ``c10d``, on rallypoint's own coordination store.
 
 The handler stands between two threads. The driver's thread carries on this node's part in the job; the agent's thread asks here,
-gets an answer at once, and waits on `wakeup_fd` when there is none. What is decided is decided in `core`.
+gets an answer at once, and waits on `wakeup_fd` when there is none. What is decided is decided in `protocol`.
 """
 
 from __future__ import annotations
@@ -14,13 +14,12 @@ from rallypoint.coordination.engine import Coordination
 from rallypoint.errors import RendezvousConnectionError, RendezvousError, is_hosts_fault
 from rallypoint.processes.context import wait_readable
 from rallypoint.processes.licence import Licence
-from rallypoint.protocol import agent_machine as machine
+from rallypoint.protocol import agent_machine, news
 from rallypoint.protocol import job_records as job
-from rallypoint.protocol import participant as news
 from rallypoint.protocol.failure_reports import NodeReport, WorkerFailure
 from rallypoint.protocol.participant import Participant
 from rallypoint.protocol.ranks import WorkerRanks
-from rallypoint.rendezvous import exit_reasons as endings
+from rallypoint.rendezvous import exit_reasons
 from rallypoint.rendezvous.coordinated import CoordinatedHandler, Introduction
 from rallypoint.rendezvous.driver import Driver, Fenced, Lost, Patience, Word
 from rallypoint.rendezvous.handler import RendezvousInfo, RendezvousParameters, RendezvousStoreInfo
@@ -133,24 +132,24 @@ class DynamicRendezvous(CoordinatedHandler):
     def restart_count(self) -> int:
         return self._seated.generation.purse.failures if self._seated else 0
 
-    def observe(self) -> machine.Regroup | machine.Fenced | machine.JobEnded | None:
+    def observe(self) -> agent_machine.Regroup | agent_machine.Fenced | agent_machine.JobEnded | None:
         driver = self._start()
         while (word := driver.take()) is not None:
             match word:
                 case news.Stop(_, signal):
                     self._is_over = True
-                    return machine.Regroup(signal.why)
+                    return agent_machine.Regroup(signal.why)
                 case Fenced(why):
                     self._is_over = True
-                    return machine.Fenced(why)
+                    return agent_machine.Fenced(why)
                 case Lost(error):
                     self._lost, self._is_over = error, True
-                    return machine.Fenced(str(error))
+                    return agent_machine.Fenced(str(error))
                 case news.Ended(closed):
                     self._closed = closed
-                    return machine.JobEnded(endings.how(closed), closed.why)
+                    return agent_machine.JobEnded(exit_reasons.how(closed), closed.why)
                 case news.Refused(why):
-                    return machine.JobEnded("failed", why)
+                    return agent_machine.JobEnded("failed", why)
         return None
 
     def fence_fd(self) -> int | None:
@@ -233,7 +232,7 @@ class DynamicRendezvous(CoordinatedHandler):
             driver.tell(lambda participant: participant.close("host_left", why))
 
     def end_error(self) -> Exception | None:
-        return endings.error(self._closed)
+        return exit_reasons.error(self._closed)
 
     # What is heard while we wait for a seat.
 
@@ -245,11 +244,11 @@ class DynamicRendezvous(CoordinatedHandler):
                 report.info(f"waiting: {text}")
             case news.Ended(closed):
                 self._closed = closed
-                raise endings.while_waiting(closed)
+                raise exit_reasons.while_waiting(closed)
             case news.Refused(why):
-                raise endings.refused(why)
+                raise exit_reasons.refused(why)
             case news.TimedOut(why):
-                raise endings.timed_out(why, self._params.run_id)
+                raise exit_reasons.timed_out(why, self._params.run_id)
             case Lost(error):
                 self._lost = error
                 raise self._lost_error(error)

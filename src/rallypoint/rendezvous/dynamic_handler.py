@@ -26,7 +26,7 @@ from rallypoint.coordination.engine import Coordination, CoordinationError
 from rallypoint.coordination.model import Compare, Put, Snapshot, Transaction
 from rallypoint.errors import RendezvousClosedError, RendezvousConnectionError, RendezvousError
 from rallypoint.events import NodeState
-from rallypoint.protocol import agent_machine as machine
+from rallypoint.protocol import agent_machine
 from rallypoint.protocol import job_records as job
 from rallypoint.rendezvous.cell import CellPlace
 from rallypoint.rendezvous.coordinated import Introduction
@@ -219,7 +219,7 @@ class DynamicRendezvousHandler(DynamicRendezvous):
         if self._seated is None or self._is_over:
             return
         seen = self.observe()
-        if isinstance(seen, machine.JobEnded):
+        if isinstance(seen, agent_machine.JobEnded):
             raise RendezvousClosedError(f"the job has ended: {seen.why}")
         if seen is None:
             self.report_failure({})

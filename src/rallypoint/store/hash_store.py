@@ -1,4 +1,4 @@
-"""A store inside one process: the keys and values of `core.values`, a lock, and a bell that rings at each change.
+"""A store inside one process: the keys and values of `store.values`, a lock, and a bell that rings at each change.
 
 It serves a job on one machine, where the agents that have to meet are one, and tests.
 """

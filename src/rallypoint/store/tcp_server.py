@@ -396,13 +396,13 @@ class TcpStoreServer:
     def _make_loop(self) -> TcpServingLoop:
         import socket
 
-        from rallypoint.base import limits as file_limit
+        from rallypoint.base import limits
 
         listeners, self._sockets = [socket.socket(fileno=sock.detach()) for sock in self._sockets], []
         for listener in listeners:
             listener.setblocking(False)
             listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNREAD_MS)
-        most_connections = max(LEAST_CONNECTIONS, file_limit.as_many_as_allowed(MOST_FILES) - SPARE_FILES)
+        most_connections = max(LEAST_CONNECTIONS, limits.as_many_as_allowed(MOST_FILES) - SPARE_FILES)
         return TcpServingLoop(listeners, self._bell, self._newcomers, self._limit_bytes, most_connections)
 
     def _serve(self, loop: TcpServingLoop) -> None:

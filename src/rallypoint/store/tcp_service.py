@@ -1,6 +1,6 @@
 """What each request of torch's TCPStore protocol does to a store, and what is replied.
 
-The meaning of an operation is that of `core.values`, and who waits is known to `core.waiters`; here both get their wire format. A
+The meaning of an operation is that of `store.values`, and who waits is known to `store.values`; here both get their wire format. A
 connection is known by its number.
 """
 

@@ -2,7 +2,7 @@
 
 The store inside one process, the one in a file and the one that workers reach over the network keep their keys in it, so that an
 operation means the same in all of them. A queue stands beside the values: it is there while it holds something, but is
-neither counted, nor listed, nor deleted. Who waits for what is the affair of `core.waiters`.
+neither counted, nor listed, nor deleted. Who waits for what is the affair of `store.values`.
 
 Who waits for which keys, and whom a change lets go.
 

@@ -13,7 +13,7 @@ Every moment of a run belongs to exactly one phase, so the seconds of all of the
 from __future__ import annotations
 
 from rallypoint.base.records import Value
-from rallypoint.protocol import agent_machine as machine
+from rallypoint.protocol import agent_machine
 
 __all__ = [
     "DONE", "LOST", "PHASES", "RUNNING", "STARTING", "STOPPING", "WAITING", "Ledger", "enter", "keeps_work", "open_ledger",
@@ -36,21 +36,21 @@ def open_ledger(now: float) -> Ledger:
     return Ledger(STARTING, now, dict.fromkeys(PHASES, 0.0))
 
 
-def phase_of(state: machine.State) -> str:
+def phase_of(state: agent_machine.State) -> str:
     """An agent that has decided to end still stops its workers, and is done only when it has returned."""
     match state:
-        case machine.Gathering() | machine.Draining():
+        case agent_machine.Gathering() | agent_machine.Draining():
             return WAITING
-        case machine.Starting():
+        case agent_machine.Starting():
             return STARTING
-        case machine.Running():
+        case agent_machine.Running():
             return RUNNING
     return STOPPING
 
 
-def keeps_work(state: machine.State) -> bool:
+def keeps_work(state: agent_machine.State) -> bool:
     """Whether running that leads to this state was for something: the workers of this node have all succeeded."""
-    return isinstance(state, machine.Draining)
+    return isinstance(state, agent_machine.Draining)
 
 
 def enter(ledger: Ledger, phase: str, now: float, kept_until: float | None = None) -> Ledger:

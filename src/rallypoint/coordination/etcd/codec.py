@@ -1,4 +1,4 @@
-"""The words of `core.coordination` as etcd's JSON gateway speaks them, for the keys under one prefix.
+"""The words of `coordination.model` as etcd's JSON gateway speaks them, for the keys under one prefix.
 
 Keys and values are base64, 64-bit numbers are text, and whatever is zero, false or empty is left out. Keys are text, and no
 text in UTF-8 has the byte 255: so all keys that begin with some text lie before that text with this byte behind it, and what
