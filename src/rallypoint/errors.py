@@ -23,7 +23,7 @@
 What else comes up is a bug of ours, unless the host is to blame (`is_hosts_fault`): it has run out of something, or something
 was removed under us.
 
-``ChildFailedError``, which says which workers failed and why, lives in ``failures.process_failure`` beside the summary that it prints.
+``ChildFailedError``, which says which workers failed and why, lives in ``failures.process_failure``.
 """
 
 from __future__ import annotations

@@ -51,8 +51,8 @@ PURE_MODULES = {
     "net": ["http"],
     "processes": ["inactivity"],
     "protocol": [
-        "agent_machine", "board", "failure_reports", "generation", "job_records", "leader", "news", "participant", "ranks", "restarts",
-        "seating", "shutdown", "stale_job", "verdict", "worker_plan",
+        "agent_machine", "board", "failure_reports", "generation", "job_records", "leader", "news", "participant", "ranks",
+        "restarts", "seating", "shutdown", "stale_job", "verdict", "worker_plan",
     ],
     "store": ["values"],
     "story": ["chronicle", "event_records", "goodput", "phases", "story"],

@@ -1,4 +1,4 @@
-"""One agent process and its workers, as the real shell runs them: `protocol.agent_machine` decides, the driver talks to the others.
+"""One agent process and its workers, as the real shell runs them: `agent_machine` decides, the driver talks to the others.
 
 It can be killed, with its warden or without, stopped for a while, told to leave, or crash with its machine. One of its threads
 may hang: the *main* one, which starts and stops workers, or the *driver*, which talks to the store.

@@ -1,7 +1,7 @@
 """Agents: one on each machine, which meets its peers, starts the workers, and acts on what becomes of them.
 
-What to do next is decided in `protocol.agent_machine`; `SimpleElasticAgent` performs it, one action at a time, through methods that
-subclasses may override, and reports what came of it. How workers are started, looked at and stopped is left to a subclass.
+What to do next is decided in `protocol.agent_machine`; `SimpleElasticAgent` performs it, one action at a time, through methods
+that subclasses may override, and reports what came of it. How workers are started, looked at and stopped is left to a subclass.
 """
 
 from __future__ import annotations

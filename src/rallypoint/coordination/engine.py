@@ -116,7 +116,7 @@ class Coordination(ABC):
         return -math.inf
 
     def connection(self) -> Connection:
-        """How things stand, for `coordination.fence`; an engine that knows since when its connection is broken, and why, says so."""
+        """How things stand, for the fence; an engine that knows since when its connection is broken, and why, says so."""
         return Connection(self.valid_until())
 
     @abstractmethod

@@ -1,8 +1,8 @@
 """The thread that carries on a node's part in a job, whatever its agent is busy with.
 
 It owns the connection to the coordination store, and drives a `protocol.participant.Participant` over it: one request at a time,
-events as they come, keepalives when they are due. When the store is silent for too long, `coordination.fence` says so; then the session
-is over, and a new one begins, under a new number.
+events as they come, keepalives when they are due. When the store is silent for too long, `coordination.fence` says so; then the
+session is over, and a new one begins, under a new number.
 
 It also keeps the workers' licence: with each word of the store it writes down until when they may run. If this thread hangs, or
 the whole process does, the warden ends them by that.

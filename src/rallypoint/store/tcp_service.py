@@ -1,7 +1,7 @@
 """What each request of torch's TCPStore protocol does to a store, and what is replied.
 
-The meaning of an operation is that of `store.values`, and who waits is known to `store.values`; here both get their wire format. A
-connection is known by its number.
+What an operation means, and who waits for it, is the affair of `store.values`; here both get their wire format. A connection is
+known by its number.
 """
 
 from __future__ import annotations

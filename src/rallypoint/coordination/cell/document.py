@@ -1,8 +1,8 @@
 """A job's whole keyspace as one document, for a store that has no more than one cell of bytes, with a version.
 
-Whoever wants to change something reads the cell, does here what `coordination.keyspace` says, and writes the cell if nobody else has
-written it meanwhile. A lease is a number that its owner adds to: nobody's clock is written down. Who has added nothing for how
-long, is for each observer to say by its own clock (`coordination.cell.document`).
+Whoever wants to change something reads the cell, does here what `coordination.keyspace` says, and writes the cell if nobody else
+has written it meanwhile. A lease is a number that its owner adds to: nobody's clock is written down. Who has added nothing for
+how long, is for each observer to say by its own clock.
 
 The document is JSON. Values that are UTF-8 stand in it as they are, others as a list of one text with a character for each byte.
 The latest changes stand in it too, for those who look only now and then; a change that an item still shows is told by its

@@ -1,4 +1,4 @@
-"""Dialling a store until it welcomes us: the addresses of its name race each other, as `coordination.embedded.dialling_rules` says.
+"""Dialling a store until it welcomes us: the addresses of its name race each other, by `dialling_rules`.
 
 Until somebody has welcomed us every address is tried, and the name is looked up anew for each round. From then on there is one
 store at one address, its *home*, which alone is dialled.
