@@ -87,5 +87,5 @@ def test_m1_too_few_files_are_a_usage_error(low_limit: None) -> None:
 
 def test_nothing_is_loaded_where_there_are_enough() -> None:
     """m1: a start does not pay for it."""
-    program = "import sys; from rallypoint import file_limit; limits.reserve(8, 50, 4); sys.exit('resource' in sys.modules)"
+    program = "import sys; from rallypoint.base import limits; limits.reserve(8, 50, 4); sys.exit('resource' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program]).returncode == 0

@@ -246,7 +246,7 @@ def test_logging_is_imported_before_a_line_is_delivered(script: Any) -> None:
     """The thread that delivers imports nothing: whoever asks at the same time, or forks, would find half a module."""
     program = script("""
         import sys
-        from rallypoint import outbox, report
+        from rallypoint.base import outbox, report
 
         before = "logging" in sys.modules
         with outbox.on_duty():

@@ -178,7 +178,7 @@ def test_a_unit_of_nodes_that_no_size_of_the_job_is_a_multiple_of(train: str) ->
 def test_a_job_of_one_node_without_settings_does_not_load_them(train: str) -> None:
     """P38: they are for jobs of many nodes."""
     program = (
-        "import sys; from rallypoint import cli; cli.config_from_args(cli.parse_args(['train.py']));"
+        "import sys; from rallypoint.cli import main as cli; cli.config_from_args(cli.parse_args(['train.py']));"
         "print([name for name in sys.modules if 'setting' in name or 'agreement' in name])"
     )
     answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=30)

@@ -12,7 +12,7 @@ import pytest
 # Ends with a code of its own if the launcher was as much as imported.
 PROGRAM = """
 import sys
-from rallypoint import cli
+from rallypoint.cli import main as cli
 code = cli.main(sys.argv[1:])
 sys.exit(99 if "rallypoint.agent.launch" in sys.modules else code)
 """
@@ -67,8 +67,8 @@ def test_a_folder_that_may_not_be_written():
     """Root may write everywhere, so a root process becomes nobody first, who may not even import any more."""
     become_nobody = """
 import os
-from rallypoint import cli
-from rallypoint.processes import failures
+from rallypoint.cli import main as cli
+from rallypoint.failures import process_failure as failures
 if os.geteuid() == 0:
     os.setresuid(65534, 65534, 65534)
 """
@@ -88,7 +88,7 @@ def test_the_way_to_the_launcher_imports_nothing_heavy(tmp_path: Path):
     """P38: what is imported before the first worker is what a cold start costs."""
     program = """
 import sys
-from rallypoint import cli, report
+from rallypoint.cli import main as cli; from rallypoint.base import report
 report.set_sink(lambda level, text: None)
 cli.config_from_args(cli.parse_args(["--standalone", "--nproc-per-node", "4", "--tee", "3", "train.py"]))
 print(*sys.modules)
@@ -99,7 +99,7 @@ print(*sys.modules)
 
 
 def test_help_survives_a_reader_that_has_seen_enough(tmp_path: Path):
-    command = f'"{sys.executable}" -c "from rallypoint import cli; raise SystemExit(cli.main())" --help | head -n 1'
+    command = f'"{sys.executable}" -c "from rallypoint.cli import main as cli; raise SystemExit(cli.main())" --help | head -n 1'
     ended = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, timeout=30)
     assert (ended.returncode, ended.stderr) == (0, "")
     assert ended.stdout.startswith("usage: rallyrun")

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-import rallypoint
+import rallypoint.agent
 from rallypoint import errors
 from rallypoint.base import report
 from rallypoint.cli import main as cli
@@ -41,7 +41,7 @@ class Launch(ModuleType):
 def launch(monkeypatch: pytest.MonkeyPatch) -> Launch:
     fake = Launch()
     monkeypatch.setitem(sys.modules, "rallypoint.agent.launch", fake)
-    monkeypatch.setattr(rallypoint, "launch", fake, raising=False)
+    monkeypatch.setattr(rallypoint.agent, "launch", fake, raising=False)
     return fake
 
 
@@ -109,7 +109,7 @@ def test_what_the_host_lacks_is_told_although_the_words_for_it_cannot_be_read(
     launch: Launch, train: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setitem(sys.modules, "rallypoint.base.limits", None)
-    monkeypatch.delattr(rallypoint, "host_limits", raising=False)
+    monkeypatch.delattr(rallypoint.base, "limits", raising=False)
     no_files = OSError(errno.EMFILE, "Too many open files", "a.py")
     for error, words in ((no_files, "Too many open files: a.py"), (MemoryError(), "out of memory")):
         launch.error = error

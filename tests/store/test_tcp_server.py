@@ -23,10 +23,10 @@ from rallypoint.net.acceptor import Doorway
 from rallypoint.net.listening import open_listeners
 from rallypoint.net.wake_fd import Bell
 from rallypoint.store import tcp_protocol as wire
-from rallypoint.store import tcp_server
-from rallypoint.store import tcp_server as tcp_serving
+from rallypoint.store import tcp_server, tcp_serving
 from rallypoint.store.tcp_protocol import packed, request
-from rallypoint.store.tcp_server import TcpConnection, TcpServingLoop, TcpStoreServer
+from rallypoint.store.tcp_server import TcpStoreServer
+from rallypoint.store.tcp_serving import TcpConnection, TcpServingLoop
 from rallypoint.store.values import Values
 
 Start = Callable[..., TcpStoreServer]

@@ -22,7 +22,7 @@ MODULES = (
     "rallypoint.processes.kernel",
     "rallypoint.base.signals",
     "rallypoint.failures.summary",
-    "rallypoint.store.tcp_server",
+    "rallypoint.store.tcp_serving",
 )
 
 

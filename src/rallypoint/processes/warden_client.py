@@ -125,8 +125,6 @@ class WardenClient:
         try:
             return cls(*start_warden())
         except OSError as error:
-            from rallypoint.base import limits
-
             why = limits.explain(error.errno) or str(error)
             raise worker_start_error(error.errno or 0, f"the process that starts workers could not be started: {why}") from error
 

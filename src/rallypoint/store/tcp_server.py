@@ -2,327 +2,28 @@
 
 Most jobs have one and many never use it. So the thread sleeps on its listeners until somebody comes; only then is loaded what
 serves it, while the one who came waits in the kernel's queue.
-
-The loop that serves a store by torch's TCPStore protocol: one thread, any number of workers.
-
-Everybody who has something to say is heard in turn, a piece at a time, so that a large value holds nobody up. Sockets do not
-block. Whoever breaks the format or passes a limit is cut off, and one line says why; what it had stored stays. The way of a
-small request through here is kept short on purpose: it is what bounds the rate.
-
-One connection to a store that is reached by torch's protocol: what has come, and what is still to go out.
 """
 
 from __future__ import annotations
 
 import os
 import select
-import socket
 import threading
-import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 
 from rallypoint.base import defaults, outbox
-from rallypoint.base.limits import STRANGERS_IN_RESERVE, is_reserved
-from rallypoint.net.acceptor import Doorway, Refusals
 from rallypoint.net.listening import address_of
 from rallypoint.net.wake_fd import Bell
-from rallypoint.store import tcp_protocol as wire
-from rallypoint.store.tcp_protocol import RequestReader
-from rallypoint.store.tcp_service import TcpService
-from rallypoint.store.values import NotANumber, StoreFull, Values
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import _socket
     import socket
 
-__all__ = ["PeerGone", "TcpConnection", "TcpServingLoop", "TcpStoreServer"]
+    from rallypoint.store.tcp_serving import TcpServingLoop
 
-
-# --- tcp connection --------------------------------------------------------------------------------------------------------
-
-
-CHUNK_BYTES = 64 * 1024  # what is read of one connection before the next one has its turn
-LARGE_CHUNK_BYTES = 1024 * 1024  # the same within a large value
-JOINED_BYTES = 256 * 1024  # small pieces go out together, up to so much
-
-
-class PeerGone(Exception):
-    """The other end has closed the connection, or cannot be reached any more."""
-
-
-class TcpConnection:
-    """A socket that does not block. Whoever uses it reads no more while there is something in the `outbox`, which the peer has
-    not taken yet: so a peer that does not read has at most one large answer that waits for it.
-    """
-
-    __slots__ = ("_recv", "_send", "accepted_at", "events", "fd", "is_greeted", "kept_bytes", "outbox", "peer", "reader", "sock")
-
-    def __init__(self, sock: socket.socket, peer: str, now: float, events: int) -> None:
-        self.sock = sock
-        self.fd = sock.fileno()
-        self.peer = peer
-        self.accepted_at = now
-        self.events = events  # those that are polled for
-        self.is_greeted = False  # whether it has said that it speaks the protocol
-        self.kept_bytes = 0  # of a request that is not complete, when we last looked
-        self.reader = RequestReader()
-        self.outbox: deque[bytes | memoryview] = deque()
-        self._recv = sock.recv
-        self._send = sock.send
-
-    def receive(self) -> bool:
-        """Read what has come; whether there was anything."""
-        wanted_bytes = self.reader.wanted_bytes
-        try:
-            data = self._recv(CHUNK_BYTES if wanted_bytes <= CHUNK_BYTES else min(wanted_bytes, LARGE_CHUNK_BYTES))
-        except BlockingIOError:
-            return False
-        except OSError:
-            raise PeerGone from None
-        if not data:
-            raise PeerGone
-        self.reader.feed(data)
-        return True
-
-    def say(self, reply: bytes | list[bytes]) -> None:
-        """Send it now as far as the peer takes it, the rest when `flush` is called."""
-        if isinstance(reply, list) or self.outbox:
-            self.outbox.extend([reply] if isinstance(reply, bytes) else reply)
-            self.flush()
-            return
-        sent = self._try_to_send(reply)
-        if sent < len(reply):
-            self.outbox.append(memoryview(reply)[sent:])
-
-    def flush(self) -> None:
-        """Send what is still to go out, as far as the peer takes it."""
-        while self.outbox:
-            data = self._next_data()
-            sent = self._try_to_send(data)
-            if sent < len(data):
-                self.outbox.appendleft(memoryview(data)[sent:])
-                return
-
-    def _next_data(self) -> bytes | memoryview:
-        first = self.outbox.popleft()
-        pieces, size = [first], len(first)
-        while self.outbox and size + len(self.outbox[0]) <= JOINED_BYTES:
-            pieces.append(self.outbox.popleft())
-            size += len(pieces[-1])
-        return b"".join(pieces) if len(pieces) > 1 else first
-
-    def _try_to_send(self, data: bytes | memoryview) -> int:
-        try:
-            return self._send(data)
-        except BlockingIOError:
-            return 0
-        except OSError:
-            raise PeerGone from None
-
-
-# --- tcp serving -----------------------------------------------------------------------------------------------------------
-
-
-GREETING_S = 30.0  # a worker greets at once, but its machine may be busy
-EVENTS_PER_TURN = 256
-TURN_S = 0.005  # for the requests of one connection, before the others have their turn
-LOOKS = 30  # some 40 µs, once after each answer and never while nothing happens
-IN, OUT = select.EPOLLIN, select.EPOLLOUT
-
-
-class TcpServingLoop:
-    """Everything that the server's thread does. The `bell` ends a turn; `newcomers` were accepted elsewhere."""
-
-    def __init__(
-        self,
-        listeners: Iterable[socket.socket],
-        bell: Bell,
-        newcomers: deque[tuple[socket.socket, str]],
-        limit_bytes: int,
-        most_connections: int,
-    ) -> None:
-        self._limit_bytes = limit_bytes
-        self._most_connections = most_connections
-        self._values = Values(limit_bytes)
-        self._service = TcpService(self._values, self._tell)
-        self._connections: dict[int, TcpConnection] = {}
-        self._strangers: dict[int, TcpConnection] = {}  # who has not greeted yet, in the order in which they came
-        self._kept_bytes = 0  # of requests that are not complete, of all connections
-        self._refusals = Refusals()
-        self._has_chores = False  # whether there may be something to do that nothing wakes us for
-        self._bell = bell
-        self._newcomers = newcomers
-        self._poll = select.epoll()
-        self._poll.register(bell.fileno(), IN)
-        self._doorway = Doorway(listeners, self._poll)
-
-    def turn(self) -> None:
-        """Wait until there is something to do, and do it."""
-        ready = self._look_around() or self._poll.poll(self._patience_s() if self._has_chores else None, EVENTS_PER_TURN)
-        now = time.monotonic()
-        for fd, _ in ready:
-            one = self._connections.get(fd)
-            if one is None:
-                self._welcome(fd, now)
-            elif one.events == OUT:  # perhaps only since this turn began
-                self._go_on(one)
-            else:
-                self._hear(one)
-        if self._has_chores:
-            self._look_after(now)
-
-    def _look_around(self) -> list[tuple[int, int]]:
-        """What comes in the next moment. To be woken takes longer than to ask, so who is answered soon asks again sooner."""
-        for _ in range(LOOKS):
-            if ready := self._poll.poll(0, EVENTS_PER_TURN):
-                return ready
-            os.sched_yield()
-        return []
-
-    def close(self) -> list[socket.socket]:
-        """End all connections, and give the listeners back; the loop must not run any more."""
-        for one in self._connections.values():
-            one.sock.close()
-        self._poll.close()
-        return self._doorway.listeners
-
-    # --- one connection ----------------------------------------------------------------------------------------------------
-
-    def _hear(self, one: TcpConnection) -> None:
-        try:
-            if one.receive():
-                self._serve(one)
-        except PeerGone:
-            self._end(one)
-
-    def _serve(self, one: TcpConnection) -> None:
-        """Do what is asked, as far as it has come and earlier answers are taken; the rest next time, if it takes long."""
-        fd, operations, until = one.fd, self._service.operations, time.monotonic() + TURN_S
-        try:
-            requests = one.reader.requests()
-            if not one.is_greeted:
-                self._hear_greeting(one, requests)
-            for operation, strings, number in requests:
-                reply = operations[operation](fd, strings, number)
-                if reply:
-                    one.say(reply)
-                elif operation != wire.APPEND:  # which copies the whole value; all else that is not answered takes no time
-                    continue
-                if one.outbox or (time.monotonic() > until and one.reader.has_more):
-                    self._watch(one)
-                    break
-        except (wire.ProtocolError, NotANumber, StoreFull) as broken:
-            self._end(one, str(broken))
-            return
-        except PeerGone:
-            raise
-        except Exception as mistake:  # ours, which the words of one peer bring out: it must not end the store for all
-            self._end(one, f"of an internal mistake, {mistake!r}")
-            return
-        if one.reader.wanted_bytes or one.kept_bytes:
-            self._account(one)
-
-    def _hear_greeting(self, one: TcpConnection, requests: Iterator[tuple[int, list[bytes], int]]) -> None:
-        for operation, _, number in requests:
-            if operation != wire.VALIDATE or number != wire.MAGIC:
-                raise wire.ProtocolError("it does not speak the protocol of torch's TCPStore")
-            one.is_greeted = True
-            del self._strangers[one.fd]
-            return
-
-    def _go_on(self, one: TcpConnection) -> None:
-        """It has taken something of what it was told; when that is all, what it has asked meanwhile has its turn."""
-        try:
-            one.flush()
-            if not one.outbox:
-                self._serve(one)
-        except PeerGone:
-            self._end(one)
-            return
-        if one.fd in self._connections:
-            self._watch(one)
-
-    def _tell(self, who: int, data: bytes) -> None:
-        """To one that waits, on behalf of another."""
-        one = self._connections[who]
-        try:
-            one.say(data)
-        except PeerGone:
-            return  # the poll will say so too; here it may be the very one that is being served
-        if one.outbox:
-            self._watch(one)
-
-    def _watch(self, one: TcpConnection) -> None:
-        """Poll for what is needed of it next; one that has had its turn comes again at once, if it could be told something."""
-        events = OUT if one.outbox or one.reader.has_more else IN
-        if events != one.events:
-            self._poll.modify(one.fd, events)
-            one.events = events
-
-    def _account(self, one: TcpConnection) -> None:
-        kept = one.reader.held_bytes
-        self._kept_bytes += kept - one.kept_bytes
-        one.kept_bytes = kept
-        if self._kept_bytes + self._values.held_bytes > self._limit_bytes:
-            self._end(one, f"the store may hold {self._limit_bytes} bytes, and with this request it would be more")
-
-    # --- coming and going --------------------------------------------------------------------------------------------------
-
-    def _welcome(self, fd: int, now: float) -> None:
-        self._has_chores = True
-        if fd in self._doorway:
-            for sock, peer in self._doorway.accept(fd, now):
-                self._admit(sock, peer, now)
-        elif fd == self._bell.fileno():
-            self._bell.silence()
-            while self._newcomers:
-                self._admit(*self._newcomers.popleft(), now)
-
-    def _admit(self, sock: socket.socket, peer: str, now: float) -> None:
-        if len(self._connections) >= self._most_connections:
-            self._refusals.add(peer, f"there are {self._most_connections} connections already, near the limit of open files")
-            sock.close()
-            return
-        one = TcpConnection(sock, peer, now, IN)
-        self._connections[one.fd] = self._strangers[one.fd] = one
-        self._poll.register(one.fd, IN)
-        while len(self._strangers) > STRANGERS_IN_RESERVE and is_reserved(one.fd):
-            self._end(next(iter(self._strangers.values())), "too many others came before it had said a word of the protocol")
-
-    def _end(self, one: TcpConnection, reason: str = "") -> None:
-        """Close it; without a `reason` where that is nothing to report."""
-        if self._connections.pop(one.fd, None) is None:
-            return
-        self._strangers.pop(one.fd, None)
-        self._kept_bytes -= one.kept_bytes
-        self._service.leave(one.fd)
-        one.sock.close()
-        if reason:
-            self._refusals.add(one.peer, reason)
-            self._has_chores = True
-
-    def _look_after(self, now: float) -> None:
-        while self._strangers:
-            oldest = next(iter(self._strangers.values()))
-            if now < oldest.accepted_at + GREETING_S:
-                break
-            self._end(oldest, f"it did not say a word of the protocol within {GREETING_S:g} s")
-        self._doorway.open_if_due(now)
-        self._refusals.tell(now)
-        self._has_chores = self._patience_s() is not None
-
-    def _patience_s(self) -> float | None:
-        """How long there is nothing to do, unless something comes."""
-        times = [at for at in (self._doorway.opens_at, self._refusals.due_at) if at is not None]
-        if self._strangers:
-            times.append(next(iter(self._strangers.values())).accepted_at + GREETING_S)
-        return max(0.0, min(times) - time.monotonic()) if times else None
-
-
-# --- tcp server ------------------------------------------------------------------------------------------------------------
-
+__all__ = ["TcpStoreServer"]
 
 MOST_FILES = 65_536
 SPARE_FILES = 256  # for all else that this process does
@@ -397,6 +98,7 @@ class TcpStoreServer:
         import socket
 
         from rallypoint.base import limits
+        from rallypoint.store.tcp_serving import TcpServingLoop
 
         listeners, self._sockets = [socket.socket(fileno=sock.detach()) for sock in self._sockets], []
         for listener in listeners:

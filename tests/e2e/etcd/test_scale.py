@@ -102,7 +102,7 @@ COUNTED = ("Range", "Txn", "Put", "DeleteRange", "LeaseGrant", "Watch")  # keepa
 
 NODES = """
 import select, sys, threading, time
-from rallypoint import report
+from rallypoint.base import report
 from rallypoint.rendezvous.handler import RendezvousParameters
 from rallypoint.rendezvous.registry import get_rendezvous_handler
 

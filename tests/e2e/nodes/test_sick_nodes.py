@@ -21,7 +21,7 @@ ALL_TOGETHER = "last_call_timeout=60,close_timeout=1"  # nobody begins before th
 # An agent that joins as any other does, and to which something happens when it is to start its workers.
 SICK = """
 import os, resource, sys, threading
-from rallypoint import cli, launch
+from rallypoint.cli import main as cli; from rallypoint.agent import launch
 from rallypoint.agent.local_agent import LocalElasticAgent
 
 def files(agent):

@@ -39,7 +39,7 @@ threading.Thread(target=beat, args=(f"{sys.argv[1]}/beat.{os.getpid()}",), daemo
 # The agent's main thread never comes back from stopping its workers.
 STUCK = """
 import os, sys, threading
-from rallypoint import cli, launch
+from rallypoint.cli import main as cli; from rallypoint.agent import launch
 from rallypoint.agent.local_agent import LocalElasticAgent
 
 class Stuck(LocalElasticAgent):
