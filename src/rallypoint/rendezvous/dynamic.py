@@ -220,9 +220,9 @@ class DynamicRendezvous(CoordinatedHandler):
         """What is wrong with this node alone need not end the job: the others go on if they are enough. The end of the host
         ends it, unless that is done and stays for the others.
         """
-        sick = f"{self.name} cannot run workers: {failure}"[:job.MAX_WHY]
+        sick = f"{self.name} cannot run workers: {failure}"[: job.MAX_WHY]
         if failure and ends_job and self._seated is not None:
-            driver.tell(lambda participant: participant.close("failed", f"{self.name}: {failure}"[:job.MAX_WHY]))
+            driver.tell(lambda participant: participant.close("failed", f"{self.name}: {failure}"[: job.MAX_WHY]))
         elif failure and self._place.is_host:
             driver.tell(lambda participant: participant.close("failed", sick))
         elif failure and self._seated is not None:  # who was refused must not stop a job of others
