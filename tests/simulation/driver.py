@@ -165,6 +165,7 @@ class Driver(Line):
         self.world.tally["histories too short"] += 1
         del self._watches[prefix]
         self._asked_watches.pop(number, None)
+        self._confirmed.discard(prefix)
         if number == self._number:
             self.request = None
         if self.participant is not None:

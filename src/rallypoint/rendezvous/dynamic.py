@@ -258,6 +258,7 @@ class DynamicRendezvous(CoordinatedHandler):
         """Our place, unless that generation is over for us already: then no worker has to be started for it."""
         number = seated.seat.generation
         if any(isinstance(one, Fenced) or (isinstance(one, news.Stop) and one.generation == number) for one in driver.peek()):
+            self._worker_store.end_generation()  # workers elsewhere may have been told its port already
             driver.ready(self._hold_port)
             return None
         self._seated, self._has_asked, self._is_over, self._is_done = seated, False, False, False

@@ -147,7 +147,7 @@ def test_rank_0_stays_for_the_others(job: Any, first: int, wait_until: Any, aliv
     """Its own workers are done; those of the other node go on with the store, which ends with the last of them."""
     nodes = meet(job, first=first)
     where = worlds(nodes, 2)
-    (worker,) = (start for node in nodes for start in node.starts() if start.rank == 0)
+    (worker,) = (start for node in nodes for start in node.starts() if start.rank == 0 and start.world == 2)
     job.finish(0)
     wait_until(lambda: not alive(worker.pid))
     late = nodes[1 - first]
