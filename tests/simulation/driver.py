@@ -176,7 +176,7 @@ class Driver(Line):
 
     def _replied(self, number: int, answer: object) -> None:
         prefix = self._asked_watches.pop(number, None)
-        if prefix is not None:
+        if prefix in self._watches:  # it may have been forgotten meanwhile
             self._confirmed.add(prefix)
         if number == self._number and self.request is not None:
             request, self.request = self.request, None
