@@ -34,9 +34,9 @@ SCHEMA = 1  # of the JSON document
 USAGE = """\
 usage: rallypoint explain PATH [PATH ...] [--json] [--all]
 
-Show how a run went, from the events in its log folders: a timeline, and a table of where the time went. Each PATH is a run
-folder, an events.jsonl file, or a log folder of several runs (the newest is shown). Give the folders of all nodes to merge them
-into one timeline.
+Show what happened in a run, from the events in its log folders: a timeline, and a table of where the time went. Each PATH is a
+run folder, an events.jsonl file, or a log folder of several runs (the newest is shown). Give the folders of all nodes to merge
+them into one timeline.
 
   --json      print one JSON document instead of text
   --all       also show other events, such as those with torch's names

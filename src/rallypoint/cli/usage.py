@@ -34,7 +34,7 @@ usage: rallypoint run [flags] script [script arguments]
 
 Commands:
   run         run a job, same as rallyrun; see `rallypoint run --help` for its flags
-  explain     show how a run went and where the time went, from its log folder
+  explain     show what happened in a run and where its time went, from its log folder
   stacks      show the Python stacks of running workers, through their control sockets
 
   --help      show this help and exit
