@@ -68,7 +68,7 @@ OPTIONS: tuple[Option, ...] = (
         " `auto` (one per GPU or other accelerator; `cpu` if there are none).",
         "N|auto|cpu|gpu|xpu",
     ),
-    Option("--max-restarts", "int", defaults.MAX_RESTARTS_CLI, JOB, "How many times to restart the group after a failure.", "N"),
+    Option("--max-restarts", "int", defaults.MAX_RESTARTS_CLI, JOB, "Maximum number of group restarts after failures.", "N"),
     Option("--standalone", "flag", False, RENDEZVOUS,
            "Run on this node alone, with its own store, a free port and a random ID. Overrides the backend, endpoint and ID."),
     Option("--rdzv-backend", "str", defaults.BACKEND_CLI, RENDEZVOUS,
