@@ -15,20 +15,20 @@ from rallypoint.compat.differences import DIFFERENCES, Difference
 INTRODUCTION = """\
 # Command line
 
-    rallyrun [flags] script [arguments of the script]
-    rallyrun [flags] -m module [arguments of the module]
-    rallyrun [flags] --no-python program [arguments of the program]
+    rallyrun [flags] script [script arguments]
+    rallyrun [flags] -m module [module arguments]
+    rallyrun [flags] --no-python program [program arguments]
 
-`rallypoint run …` and `python -m rallypoint run …` are the same command. These rules hold for all flags:
+`rallypoint run …` and `python -m rallypoint run …` are the same command. Rules for all flags:
 
-- Flags stand before the script. **Everything after the script's name is the script's**, whatever it looks like.
-- Flags are never abbreviated, so a flag meant for the script is never mistaken for one of ours.
-- `_` may be written for `-`; a value follows after a space or `=`, and one that begins with a dash must follow `=`.
-- `${local_rank}` in the script's arguments is replaced for each worker (quote it, or the shell replaces it).
-- A flag that is not given is taken from its environment variable, where that is set and not empty.
+- Flags go before the script. **Everything after the script's name is passed to the script**, whatever it looks like.
+- Flags cannot be abbreviated, so a flag meant for the script is never mistaken for one of ours.
+- `_` works in place of `-`. A value follows a space or `=`; one that starts with a dash must follow `=`.
+- `${local_rank}` in the script's arguments is replaced for each worker (quote it, or the shell will replace it).
+- If a flag is not given, its environment variable is used if it is set and not empty.
 
-`rallyrun --help` shows the same flags, and `rallyrun --print-completion bash` (or `zsh`, `tcsh`) a completion script for them.
-Bad input ends with one line that names the flag, and [exit code 2](failures.md#exit-codes); nothing is started then.
+`rallyrun --help` lists the same flags; `rallyrun --print-completion bash` (or `zsh`, `tcsh`) prints a completion script.
+Bad input prints one line that names the flag and exits with [code 2](failures.md#exit-codes); nothing is started.
 
 """
 

@@ -40,7 +40,7 @@ def _names(option: Option) -> list[str]:
 
 
 _BASH = """\
-# bash completion of rallyrun: eval "$(rallyrun --print-completion bash)"
+# bash completion for rallyrun: eval "$(rallyrun --print-completion bash)"
 _rallyrun() {{
     local cur=${{COMP_WORDS[COMP_CWORD]}} i=1 word flag=
     COMPREPLY=()
@@ -88,7 +88,7 @@ def _bash() -> str:
 
 _ZSH = """\
 #compdef rallyrun
-# zsh completion of rallyrun: rallyrun --print-completion zsh > ${{fpath[1]}}/_rallyrun
+# zsh completion for rallyrun: rallyrun --print-completion zsh > ${{fpath[1]}}/_rallyrun
 _rallyrun() {{
     _arguments -S \\
 {specs}
@@ -124,6 +124,6 @@ def _tcsh() -> str:
     folders = [f"'n/{name}/d/'" for name in _FOLDERS]
     flags = " ".join(option.name[2:] for option in OPTIONS)
     rules = [f"'c/--/({flags})/'", *values, *folders, "'p/*/f/'"]
-    return "# tcsh completion of rallyrun: rallyrun --print-completion tcsh > FILE, and then source FILE\n" + (
+    return "# tcsh completion for rallyrun: rallyrun --print-completion tcsh > FILE, then source FILE\n" + (
         f"complete rallyrun {' '.join(rules)}\n"
     )

@@ -34,13 +34,13 @@ SCHEMA = 1  # of the JSON document
 USAGE = """\
 usage: rallypoint explain PATH [PATH ...] [--json] [--all]
 
-Tells the story of a run from the events that its agents left in their log folders: a timeline of what happened, and a table of
-where the time went. Each PATH is a run folder, an events.jsonl file, or a log folder that holds run folders, of which the newest
-run is told; name the folders of all nodes to have their stories told as one.
+Show what happened in a run, from the events in its log folders: a timeline, and a table of where the time went. Each PATH is a
+run folder, an events.jsonl file, or a log folder of several runs (the newest is shown). Give the folders of all nodes to merge
+them into one timeline.
 
   --json      print one JSON document instead of text
-  --all       show the events of other kinds, too, such as those for torch's names
-  --help      show this and exit"""
+  --all       also show other events, such as those with torch's names
+  --help      show this help and exit"""
 
 _FLAGS = ("--json", "--all", "--help", "-h")
 _WIDTH = 100

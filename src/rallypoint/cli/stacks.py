@@ -23,9 +23,9 @@ PROCESSES_MAX = 100_000  # of a tree, that are looked at
 USAGE = f"""\
 usage: rallypoint stacks SOCKET|PID ...
 
-Print the Python stacks of all threads of a worker that runs its work in worker_main().
-SOCKET  the path of its control socket, as in {TORCH_WORKER_SERVER_SOCKET}
-PID     a worker, or the launcher: then of all workers below it
+Print the Python stacks of all threads of a worker that runs inside worker_main().
+SOCKET  path of its control socket, as in {TORCH_WORKER_SERVER_SOCKET}
+PID     a worker, or the launcher for all of its workers
 """
 
 

@@ -13,30 +13,31 @@ _WIDTH = 100
 _INDENT = 6
 
 _SYNOPSIS = """\
-usage: rallyrun [flags] script [arguments of the script]
-       rallyrun [flags] -m module [arguments of the module]
-       rallyrun [flags] --no-python program [arguments of the program]
+usage: rallyrun [flags] script [script arguments]
+       rallyrun [flags] -m module [module arguments]
+       rallyrun [flags] --no-python program [program arguments]
 
-Starts N workers on this machine, watches them, restarts the group when one fails, and says why."""
+Start N workers on this machine, watch them, restart the group when one fails, and say why."""
 
 _RULES = """\
-Flags stand before the script; everything after the script's name is the script's. `_` may be written for `-`. Flags are never
-abbreviated. `${local_rank}` in the script's arguments is replaced for each worker. A flag that is not given is taken from its
-environment variable, if that is set: PET_NPROC_PER_NODE for --nproc-per-node."""
+Flags go before the script; everything after the script's name is passed to the script. `_` works in place of `-`. Flags
+cannot be abbreviated. `${local_rank}` in the script's arguments is replaced for each worker. If a flag is not given, its
+environment variable is used if set: PET_NPROC_PER_NODE for --nproc-per-node."""
 
 _EXIT_CODES = """\
-Exit codes: 0 all workers succeeded; 1 a worker failed and no restart was left; 2 bad input, nothing was started; 3 the nodes did
-not meet; 4 this host cannot run the workers; 70 a bug in rallypoint; 128+n signal n ended the job (Ctrl-C: 130)."""
+Exit codes: 0 all workers succeeded; 1 a worker failed and no restarts were left; 2 bad input, nothing was started; 3 rendezvous
+failed or the store was lost; 4 this host cannot run the workers; 70 a bug in rallypoint; 128+n signal n ended the job
+(Ctrl-C: 130)."""
 
 _OVERVIEW = """\
-usage: rallypoint run [flags] script [arguments of the script]
+usage: rallypoint run [flags] script [script arguments]
 
 Commands:
-  run         start the workers of a job; the same as rallyrun, and `rallypoint run --help` lists its flags
-  explain     tell what became of a run, and where its time went, from its log folder
-  stacks      show what the threads of a worker are doing, through its control socket
+  run         run a job, same as rallyrun; see `rallypoint run --help` for its flags
+  explain     show what happened in a run and where its time went, from its log folder
+  stacks      show the Python stacks of running workers, through their control sockets
 
-  --help      show this and exit
+  --help      show this help and exit
   --version   show the version and exit"""
 
 

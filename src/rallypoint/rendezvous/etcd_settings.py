@@ -33,19 +33,19 @@ class EtcdSetting(Value):
 # A table is read by its rows.
 # fmt: off
 ETCD_SETTINGS: tuple[EtcdSetting, ...] = (
-    EtcdSetting("protocol", "protocol", "http", "How members are reached: http or https."),
-    EtcdSetting("cacert", "path", None, "A file with the authorities that the members' certificates must come from.",
+    EtcdSetting("protocol", "protocol", "http", "http or https."),
+    EtcdSetting("cacert", "path", None, "CA file that the members' certificates must be signed by.",
                 "ca_cert"),
-    EtcdSetting("cert", "path", None, "A file with this node's own certificate, where the cluster asks for one.", "ssl_cert"),
-    EtcdSetting("key", "path", None, "A file with the key of that certificate.", "ssl_cert_key"),
-    EtcdSetting("user", "text", None, "The user, where the cluster asks for one."),
-    EtcdSetting("password_file", "path", None, "A file with the password of that user."),
-    EtcdSetting("prefix", "text", defaults.ETCD_PREFIX, "Under which keys jobs are kept, each under its id.", "etcd_prefix"),
-    EtcdSetting("read_timeout", "seconds", 60.0, "How long one answer may take at most."),
+    EtcdSetting("cert", "path", None, "This node's certificate file, if the cluster requires one.", "ssl_cert"),
+    EtcdSetting("key", "path", None, "Key file for that certificate.", "ssl_cert_key"),
+    EtcdSetting("user", "text", None, "User name, if the cluster requires one."),
+    EtcdSetting("password_file", "path", None, "File with that user's password."),
+    EtcdSetting("prefix", "text", defaults.ETCD_PREFIX, "Key prefix for all jobs; each job is under its ID.", "etcd_prefix"),
+    EtcdSetting("read_timeout", "seconds", 60.0, "Time limit for one answer."),
     EtcdSetting("fence", "seconds", defaults.ETCD_FENCE_S,
-                "How long the workers of a node that does not hear of the cluster go on before they are killed, and how long the"
-                " others wait before they take its place."),
-    EtcdSetting("bootstrap", "truth", False, "Start a member of the cluster on each host that the endpoint names."),
+                "How long the workers of a node that has lost the cluster keep running before they are killed, and how long the"
+                " other nodes wait before they replace it."),
+    EtcdSetting("bootstrap", "truth", False, "Start a cluster member on each host in the endpoint."),
 )
 # fmt: on
 
