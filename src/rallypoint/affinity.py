@@ -13,9 +13,10 @@ from collections.abc import Callable, Iterable, Mapping
 
 from rallypoint.base import defaults, report
 from rallypoint.base.records import Record
+from rallypoint.base.text import ranges
 from rallypoint.errors import UsageError
 from rallypoint.hardware import binding as affinity
-from rallypoint.hardware.binding import AffinityMode, Plan, format_cpus
+from rallypoint.hardware.binding import AffinityMode, Plan
 from rallypoint.hardware.topology import read_topology, worker_devices
 
 TYPE_CHECKING = False
@@ -73,7 +74,7 @@ def cpus_of_workers(given: Any, envs: Mapping[int, Mapping[str, str]]) -> dict[i
     for note in plan.notes:
         _tell_once(note, report.info)
     for binding in plan.bindings:
-        report.debug(f"worker {binding.local_rank} is bound to CPUs {format_cpus(binding.cpus)}: {binding.why}")
+        report.debug(f"worker {binding.local_rank} is bound to CPUs {ranges(binding.cpus)}: {binding.why}")
     return {binding.local_rank: binding.cpus for binding in plan.bindings}
 
 

@@ -15,6 +15,7 @@ from itertools import pairwise
 
 from rallypoint.agent.config import LaunchConfig, resolve_shutdown_timeout
 from rallypoint.base import defaults
+from rallypoint.base.text import ranges
 from rallypoint.errors import UsageError
 from rallypoint.hardware.devices import mask_variables
 from rallypoint.net.endpoint import parse_rendezvous_endpoint
@@ -175,10 +176,9 @@ def _logs(config: LaunchConfig, workers: int) -> LogsDest | None:
 
 def _cpus(config: LaunchConfig, plans: Sequence[WorkerPlan]) -> tuple[dict[int, str], tuple[str, ...]]:
     """In words, for each local rank, and what else is to be told about them."""
-    from rallypoint.hardware.binding import format_cpus
 
     if config.numa_options is None:
-        allowed = format_cpus(sorted(os.sched_getaffinity(0)))
+        allowed = ranges(os.sched_getaffinity(0))
         return dict.fromkeys(range(len(plans)), f"{allowed}: all that may be used, as no binding was asked for"), ()
     from rallypoint.affinity import plan_binding, read_options
 
@@ -189,7 +189,7 @@ def _cpus(config: LaunchConfig, plans: Sequence[WorkerPlan]) -> tuple[dict[int, 
         if not options.should_fall_back_if_binding_fails:
             raise
         return dict.fromkeys(range(len(plans)), "not bound, see below"), (str(problem),)
-    return {one.local_rank: f"{format_cpus(one.cpus)}: {one.why}" for one in bound.bindings}, bound.notes
+    return {one.local_rank: f"{ranges(one.cpus)}: {one.why}" for one in bound.bindings}, bound.notes
 
 
 def _row(name: str, *texts: str) -> list[str]:

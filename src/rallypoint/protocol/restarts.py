@@ -19,6 +19,7 @@ import signal
 from collections.abc import Sequence
 
 from rallypoint.base.records import Value
+from rallypoint.base.text import plural
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -166,4 +167,4 @@ def _nodes(names: Sequence[str]) -> str:
     """A rack that goes at once is not listed in full."""
     shown = ", ".join(name[:_NAME_CHARS_MAX] for name in names[:_NAMES_MAX])
     more = f" and {len(names) - _NAMES_MAX} more" if len(names) > _NAMES_MAX else ""
-    return f"node{'s' if len(names) > 1 else ''} {shown}{more}"
+    return f"{plural(len(names), 'node')} {shown}{more}"

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from rallypoint.base import defaults, report
 from rallypoint.base.limits import make_room
 from rallypoint.base.records import Value
+from rallypoint.base.text import host_port
 from rallypoint.coordination.embedded.client import EmbeddedCoordination
 from rallypoint.coordination.embedded.dialling import Lookup
 from rallypoint.coordination.embedded.dialling_rules import advice
@@ -53,7 +54,7 @@ class Endpoint(Value):
     port: int
 
     def __str__(self) -> str:
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        return host_port(self.host, self.port)
 
 
 class MeetingPlace(Place):

@@ -21,9 +21,8 @@ from os import PathLike
 
 from rallypoint.base import defaults
 from rallypoint.base.records import Value
-from rallypoint.base.sizes import parse_size
+from rallypoint.base.text import parse_size, parse_truth
 from rallypoint.errors import UsageError
-from rallypoint.rendezvous.handler import FALSE_WORDS, TRUE_WORDS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -128,13 +127,6 @@ def _whole_or_none(value: Any) -> int | None:
     return None if str(value).strip().lower() in _NOTHING else _whole(value, 0, _MOST_COUNT)
 
 
-def _truth(value: Any) -> bool:
-    word = str(value).strip().lower() if isinstance(value, (str, int)) else ""
-    if word not in TRUE_WORDS + FALSE_WORDS:
-        raise ValueError
-    return word in TRUE_WORDS
-
-
 def _path(value: Any) -> str:
     path = str(value) if isinstance(value, (str, PathLike)) else ""
     if not 0 < len(path) <= _MOST_PATH or any(character in path for character in "\n\r\0"):
@@ -195,7 +187,7 @@ CONVERTERS: dict[Kind, tuple[Callable[[Any], Any], str]] = {
     "count": (_count, f"a whole number from 1 to {_MOST_COUNT}"),
     "rank": (_whole_or_none, "a rank, from 0, or none"),
     "limit": (_whole_or_none, "a whole number of 0 or more, or none"),
-    "truth": (_truth, "true or false"),
+    "truth": (parse_truth, "true or false"),
     "path": (_path, "the path of a file"),
     "codes": (_codes, "exit codes as in 2+64, 1 to 255 each, or -n for signal n"),
     "store": (

@@ -15,6 +15,7 @@ import threading
 import time
 from contextlib import suppress
 
+from rallypoint.base.text import host_port
 from rallypoint.net.listening import resolve, tune
 from rallypoint.store import tcp_protocol as wire
 from rallypoint.store.interface import StoreNetworkError
@@ -228,7 +229,7 @@ def _is_ready(poll: select.poll, deadline: float) -> bool:
 
 def connect(host: str, port: int, timeout_s: float) -> TcpClient:
     """Connect to a server and greet it; tried again until `timeout_s` are over, for the server may start after us."""
-    name = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    name = host_port(host, port)
     deadline = time.monotonic() + timeout_s
     pause_s = FIRST_PAUSE_S
     while True:

@@ -15,6 +15,7 @@ import select
 import socket
 import time
 
+from rallypoint.base.text import host_port
 from rallypoint.net.listening import resolve, tune
 from rallypoint.net.wake_fd import Bell
 
@@ -197,7 +198,7 @@ class HttpConnection:
         clock: Clock = time.monotonic,
     ) -> None:
         host, port = endpoint
-        self._name = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        self._name = host_port(host, port)
         self._wire = Wire(host, port, tls, interrupt, clock)
         self._body = bytearray()  # of the answer, as far as it has come
         self._left: int | None = None  # of the body, or of its present chunk; None before the first chunk

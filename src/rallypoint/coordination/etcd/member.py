@@ -23,6 +23,7 @@ from ipaddress import ip_address
 
 from rallypoint.base import report
 from rallypoint.base.records import Value
+from rallypoint.base.text import host_port
 from rallypoint.coordination.engine import CoordinationError, RefusedError, UnreachableError
 from rallypoint.coordination.etcd.access import EtcdAccess
 from rallypoint.coordination.etcd.codec import Malformed, Words, number
@@ -70,10 +71,10 @@ class Plan(Value):
     token: str
 
     def names(self) -> list[str]:
-        return [_url_host(host, port) for host, port in self.endpoints]
+        return [host_port(host, port) for host, port in self.endpoints]
 
     def peer_urls(self) -> list[str]:
-        return [f"http://{_url_host(host, port + 1)}" for host, port in self.endpoints]
+        return [f"http://{host_port(host, port + 1)}" for host, port in self.endpoints]
 
     def initial_cluster(self) -> str:
         return ",".join(f"{name}={url}" for name, url in zip(self.names(), self.peer_urls(), strict=True))
@@ -96,7 +97,7 @@ def plan_cluster(access: EtcdAccess, run_id: str) -> Plan:
         raise UsageError("bootstrap=true starts members that speak http and know no users: leave out protocol and user")
     for host, port in endpoints:
         if not 0 < port < LAST_PORT or endpoints.count((host, port)) > 1 or (host, port + 1) in endpoints:
-            name = _url_host(host, port)
+            name = host_port(host, port)
             raise UsageError(f"bootstrap=true: the member at {name} needs that port and the next one (for its peers) for itself")
     return Plan(endpoints, sha256(f"rallypoint {run_id}".encode()).hexdigest()[:16])
 
@@ -175,7 +176,7 @@ def _bound(address: Address, port: int) -> socket.socket:
         one.bind((host, port, *rest))
     except OSError as error:
         one.close()
-        raise OSError(error.errno, error.strerror, _url_host(host, port)) from None
+        raise OSError(error.errno, error.strerror, host_port(host, port)) from None
     return one
 
 
@@ -190,10 +191,6 @@ def _lock(name: str) -> socket.socket | None:
             raise
         return None
     return lock
-
-
-def _url_host(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 # --- its etcd --------------------------------------------------------------------------------------------------------------
@@ -235,7 +232,7 @@ class Member:
     def _flags(self, entry: Entry) -> list[str]:
         index, port = self._claim.index, self._claim.port
         at_clients, at_peers = (
-            ",".join(f"http://{_url_host(address, one)}" for address in self._claim.addresses) for one in (port, port + 1)
+            ",".join(f"http://{host_port(address, one)}" for address in self._claim.addresses) for one in (port, port + 1)
         )
         return [
             f"--name={self.name}", f"--data-dir={self._data}",
