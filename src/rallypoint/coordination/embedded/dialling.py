@@ -16,13 +16,13 @@ from __future__ import annotations
 import errno
 import math
 import os
-import random
 import select
 import socket
 import struct
 import threading
 from collections.abc import Callable
 
+from rallypoint.base.backoff import Backoff
 from rallypoint.coordination.embedded.dialling_rules import interleave, next_dial_at
 from rallypoint.coordination.embedded.frames import LARGE_FRAME_BYTES, FrameError, Inbox, make_frame
 from rallypoint.coordination.embedded.handshake import ClientHandshake, HandshakeRefused, Welcome
@@ -278,7 +278,7 @@ class Dialler:
         self._refusal: FrameError | HandshakeRefused | None = None
         self._refused_at = math.inf
         self._last_began_at = self._last_failed_at = -math.inf
-        self._failures = 0
+        self._backoff = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
         self._pause_s = 0.0
 
     # --- how it stands -----------------------------------------------------------------------------------------------------
@@ -349,7 +349,7 @@ class Dialler:
 
     def start_anew(self, broken: LinkBroken, failures: int, now: float) -> None:
         """The link that was given out has broken, and so many did before it, each soon."""
-        self._failures = failures
+        self._backoff.failures = failures
         self._note_failure(broken, now)
 
     def close(self) -> None:
@@ -404,14 +404,8 @@ class Dialler:
         self.refused_since = (self.refused_since or now) if broken.number == errno.ECONNREFUSED else None
         self._last_failed_at = now
         if not self._calls and not self._untried:
-            self._failures += 1
-            self._pause_s = self._next_pause_s()
-
-    def _next_pause_s(self) -> float:
-        """Longer each time, and never the same for two nodes, so that those cut off together do not come back together."""
-        if self._failures == 1 and self._home is not None:
-            return 0.0
-        return min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(self._failures - 1, 10)) * random.uniform(0.5, 1.0)
+            pause_s = self._backoff.next_s()
+            self._pause_s = 0.0 if self._backoff.failures == 1 and self._home is not None else pause_s
 
     def _raise_final_refusal(self, now: float) -> None:
         refusal = self._refusal

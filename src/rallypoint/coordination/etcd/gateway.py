@@ -6,8 +6,7 @@ been heard of for a second, that one is asked how it is.
 
 from __future__ import annotations
 
-import random
-
+from rallypoint.base.backoff import Backoff
 from rallypoint.base.records import Value
 from rallypoint.coordination.engine import CoordinationError, RefusedError, UnreachableError
 from rallypoint.coordination.etcd.codec import encode
@@ -96,7 +95,7 @@ class Caller:
     # --- one endpoint after the other --------------------------------------------------------------------------------------
 
     def _somewhere(self, attempt: Attempt[Result], deadline: float, is_repeatable: bool) -> Result:
-        pause_s = FIRST_PAUSE_S
+        backoff = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
         while True:
             failures: list[tuple[str, Failure]] = []
             order = self._cluster.order()
@@ -111,14 +110,13 @@ class Caller:
                 else:
                     self._cluster.adopt(index)
                     return result
-            self._give_up_or_pause(summary(failures), deadline, pause_s)
-            pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
+            self._give_up_or_pause(summary(failures), deadline, backoff.next_s())
 
     def _give_up_or_pause(self, verdict: CoordinationError, deadline: float, pause_s: float) -> None:
         left_s = deadline - self._clock()
         if not isinstance(verdict, UnreachableError) or left_s <= FIRST_PAUSE_S:
             raise verdict
-        self.pause(min(pause_s * random.uniform(0.5, 1.0), left_s / 2))
+        self.pause(min(pause_s, left_s / 2))
 
     def _share(self, deadline: float, tries: int) -> float:
         """Until when one of so many endpoints may take our time."""

@@ -11,10 +11,10 @@ there are no keepalives, or few, it is asked how it is.
 from __future__ import annotations
 
 import math
-import random
 import threading
 from contextlib import contextmanager
 
+from rallypoint.base.backoff import jittered
 from rallypoint.coordination.engine import RefusedError, StoreGoneError, UnreachableError
 from rallypoint.coordination.etcd.codec import Malformed, Words, leases, number
 from rallypoint.coordination.etcd.errors import EtcdError
@@ -186,7 +186,7 @@ class Keeper:
                 self._keep(lease, now + TRY_S)
         except (UnreachableError, EtcdError, Malformed) as trouble:
             self._troubled_since = now if self._troubled_since is None else self._troubled_since
-            self._retry_at = self._clock() + RETRY_S * random.uniform(0.5, 1.0)
+            self._retry_at = self._clock() + jittered(RETRY_S)
             self._reports.trouble(self, self._troubled_since, str(trouble))
         else:
             self._troubled_since, self._retry_at, self._heard_at = None, 0.0, self._clock()

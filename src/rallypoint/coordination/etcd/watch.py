@@ -17,10 +17,10 @@ counts as run out, which makes the others wait and does no harm.
 from __future__ import annotations
 
 import math
-import random
 import threading
 from operator import attrgetter
 
+from rallypoint.base.backoff import jittered
 from rallypoint.coordination.engine import CompactedError, CoordinationError, RefusedError, StoreGoneError, UnreachableError
 from rallypoint.coordination.etcd.codec import OPERATIONS, Change, Malformed, Words, counts, flag, number, revision_of
 from rallypoint.coordination.etcd.errors import EtcdError, Failure, TokenRefused
@@ -264,7 +264,7 @@ class EtcdWatch:
                 talk = self._begin(self._caller, self._begun_at + TRY_S)
             except UnreachableError as trouble:
                 self._reports.trouble(self, self._broken_at or self._begun_at, str(trouble))
-                self._caller.pause(RETRY_S * random.uniform(0.5, 1.0))
+                self._caller.pause(jittered(RETRY_S))
             else:
                 self._broken_at = None
                 self._reports.fine(self)
