@@ -23,7 +23,7 @@ from rallypoint.base.limits import STRANGERS_IN_RESERVE, is_reserved
 from rallypoint.base.records import Value
 from rallypoint.net.acceptor import Doorway
 from rallypoint.net.http import METHODS, Refusal, Request, RequestReader, Response, render
-from rallypoint.net.wake_fd import Bell
+from rallypoint.net.wake_fd import WakeFd
 
 __all__ = ["Admits", "Answer", "HttpLimits", "HttpLoop", "HttpServer"]
 
@@ -93,16 +93,16 @@ class HttpLoop:
     """Everything that the server's thread does."""
 
     def __init__(
-        self, listeners: Sequence[socket.socket], bell: Bell, answer: Answer, admits: Admits, limits: HttpLimits
+        self, listeners: Sequence[socket.socket], wake_fd: WakeFd, answer: Answer, admits: Admits, limits: HttpLimits
     ) -> None:
         self._answer = answer
         self._admits = admits
         self._limits = limits
         self._connections: dict[int, Connection] = {}
         self._quiet_until = 0.0
-        self._bell = bell
+        self._wake_fd = wake_fd
         self._poll = select.epoll()
-        self._poll.register(bell.fileno(), IN)
+        self._poll.register(wake_fd.fileno(), IN)
         for listener in listeners:
             listener.setblocking(False)
         self._doorway = Doorway(listeners, self._poll)
@@ -308,9 +308,9 @@ class HttpServer:
         admits: Admits = lambda _: True,
         limits: HttpLimits = HttpLimits(),  # noqa: B008  # a value
     ) -> None:
-        self._bell = Bell()
-        self._loop = HttpLoop(listeners, self._bell, answer, admits, limits)
-        self._lock = threading.Lock()  # nobody rings the bell while it is being closed
+        self._wake_fd = WakeFd()
+        self._loop = HttpLoop(listeners, self._wake_fd, answer, admits, limits)
+        self._lock = threading.Lock()  # nobody sets the descriptor while it is being closed
         self._is_ending = False
         self._thread = threading.Thread(target=self._run, name=f"rallypoint-{name}", daemon=True)
         _open_servers[id(self)] = self
@@ -324,7 +324,7 @@ class HttpServer:
         """
         with self._lock:
             self._is_ending = True
-            self._bell.ring()
+            self._wake_fd.set()
         if self._thread.ident is None:
             self._let_go()
         elif self._thread is not threading.current_thread():
@@ -343,7 +343,7 @@ class HttpServer:
         with self._lock:
             self._is_ending = True
             self._loop.close()
-            self._bell.close()
+            self._wake_fd.close()
 
     def let_go_in_child(self) -> None:
         """In a fork, which has no thread of ours: close the copies, or peers would never see the server end."""

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from rallypoint.base import defaults, outbox
 from rallypoint.net.listening import address_of
-from rallypoint.net.wake_fd import Bell
+from rallypoint.net.wake_fd import WakeFd
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -39,8 +39,8 @@ class TcpStoreServer:
         self._sockets = list(sockets)
         self._limit_bytes = limit_bytes
         self._newcomers: deque[tuple[socket.socket, str]] = deque()
-        self._bell = Bell()
-        self._lock = threading.Lock()  # nobody rings the bell while it is being closed
+        self._wake_fd = WakeFd()
+        self._lock = threading.Lock()  # nobody sets the descriptor while it is being closed
         self._is_ending = False
         self._loop: TcpServingLoop | None = None
         self._thread = threading.Thread(target=self._run, name="rallypoint-tcp-store", daemon=True)
@@ -54,7 +54,7 @@ class TcpStoreServer:
         with self._lock:
             if not self._is_ending:
                 self._newcomers.append((sock, peer))
-                self._bell.ring()
+                self._wake_fd.set()
                 return
         sock.close()
 
@@ -62,7 +62,7 @@ class TcpStoreServer:
         """End the server and its connections; what it kept is gone. Gives the sockets back, at which somebody may wait again."""
         with self._lock:
             self._is_ending = True
-            self._bell.ring()
+            self._wake_fd.set()
         if self._thread.ident is None:
             self._let_go()
         elif self._thread is not threading.current_thread():
@@ -90,7 +90,7 @@ class TcpStoreServer:
 
     def _wait_for_somebody(self) -> None:
         somebody = select.poll()
-        for fd in (self._bell.fileno(), *(sock.fileno() for sock in self._sockets)):
+        for fd in (self._wake_fd.fileno(), *(sock.fileno() for sock in self._sockets)):
             somebody.register(fd, select.POLLIN)
         somebody.poll()
 
@@ -105,7 +105,7 @@ class TcpStoreServer:
             listener.setblocking(False)
             listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNREAD_MS)
         most_connections = max(LEAST_CONNECTIONS, limits.as_many_as_allowed(MOST_FILES) - SPARE_FILES)
-        return TcpServingLoop(listeners, self._bell, self._newcomers, self._limit_bytes, most_connections)
+        return TcpServingLoop(listeners, self._wake_fd, self._newcomers, self._limit_bytes, most_connections)
 
     def _serve(self, loop: TcpServingLoop) -> None:
         try:
@@ -121,7 +121,7 @@ class TcpStoreServer:
             self._is_ending = True
             while self._newcomers:
                 self._newcomers.popleft()[0].close()
-            self._bell.close()
+            self._wake_fd.close()
 
     def _let_go_in_child(self) -> None:
         """In a fork, which has no thread of ours: close the copies, or peers would never see the server end."""

@@ -5,7 +5,7 @@ store at one address, its *home*, which alone is dialled.
 
 Looking up the addresses of a name without waiting for it: name servers may take for ever, and cannot be interrupted.
 
-An address as such is known at once. A name is asked for in a thread of its own, whose answer rings a bell. A question that is not
+An address as such is known at once. A name is asked for in a thread of its own, whose answer wakes ours. A question that is not
 answered is given up after a while and asked anew; its thread ends when the system lets it.
 
 One attempt of a node to be connected with its store: connecting, being greeted, and then frames, without ever waiting.
@@ -27,7 +27,7 @@ from rallypoint.coordination.embedded.dialling_rules import interleave, next_dia
 from rallypoint.coordination.embedded.frames import LARGE_FRAME_BYTES, FrameError, Inbox, make_frame
 from rallypoint.coordination.embedded.handshake import ClientHandshake, HandshakeRefused, Welcome
 from rallypoint.net.listening import address_as_such, look_up, tune
-from rallypoint.net.wake_fd import Bell
+from rallypoint.net.wake_fd import WakeFd
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -50,13 +50,13 @@ class Lookup:
     def __init__(self, host: str, port: int) -> None:
         self._host, self._port = host, port
         self._lock = threading.Lock()
-        self._bell = Bell()
+        self._wake_fd = WakeFd()
         self._asked_at: float | None = None  # None: nothing is asked
         self._question = 0
         self._answer: list[Address] | OSError | None = None
 
     def fileno(self) -> int:
-        return self._bell.fileno()
+        return self._wake_fd.fileno()
 
     @property
     def asked_at(self) -> float | None:
@@ -82,14 +82,14 @@ class Lookup:
             answer, self._answer = self._answer, None
             if answer is not None:
                 self._asked_at = None
-                self._bell.silence()
+                self._wake_fd.clear()
         return answer
 
     def close(self) -> None:
         """Whatever is still answered is not wanted any more."""
         with self._lock:
             self._question += 1
-            self._bell.close()
+            self._wake_fd.close()
 
     def _look_up(self, question: int) -> None:
         try:
@@ -103,7 +103,7 @@ class Lookup:
         with self._lock:
             if question == self._question:
                 self._answer = answer
-                self._bell.ring()
+                self._wake_fd.set()
 
 
 # --- link ------------------------------------------------------------------------------------------------------------------

@@ -27,6 +27,7 @@ from rallypoint.coordination.embedded.wire import encode
 from rallypoint.coordination.keyspace import Keyspace
 from rallypoint.net.acceptor import Doorway, Refusals
 from rallypoint.net.listening import address_of
+from rallypoint.net.wake_fd import WakeFd
 from rallypoint.store.tcp_protocol import GREETING
 
 __all__ = ["CoordinationServer", "ServingLoop"]
@@ -65,14 +66,14 @@ class ServingLoop:
         self._strangers: dict[int, Connection] = {}  # in the order in which they came
         self._held_bytes = 0
         self._refusals = Refusals()
-        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._wake_fd = WakeFd()
         self._poll = select.epoll()
-        self._poll.register(self._bell, select.EPOLLIN)
+        self._poll.register(self._wake_fd, select.EPOLLIN)
         self._doorway = Doorway(listeners, self._poll)
 
     def wake(self) -> None:
         """Make the turn under way the last before whoever runs the loop looks up."""
-        os.eventfd_write(self._bell, 1)
+        self._wake_fd.set()
 
     def living_count(self) -> int:
         """How many clients there are, without those that are lost: their lease has ended, and nobody will hear from them."""
@@ -264,7 +265,7 @@ class ServingLoop:
             connection.close()
         self._doorway.close()
         self._poll.close()
-        os.close(self._bell)
+        self._wake_fd.close()
 
 
 # --- server ----------------------------------------------------------------------------------------------------------------

@@ -11,9 +11,9 @@ from rallypoint.base.records import Value
 from rallypoint.coordination.engine import CoordinationError, RefusedError, UnreachableError
 from rallypoint.coordination.etcd.codec import encode
 from rallypoint.coordination.etcd.errors import EtcdError, Failure, TokenRefused, refusal, summary
-from rallypoint.coordination.etcd.http import Interrupted, is_rung
+from rallypoint.coordination.etcd.http import Interrupted, is_set
 from rallypoint.coordination.etcd.talk import PATIENCE_S, Answer, EtcdCluster, Talk
-from rallypoint.net.wake_fd import Bell
+from rallypoint.net.wake_fd import WakeFd
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class Stream(Value):
 class Caller:
     """One thread's way to the cluster; it keeps its latest connection. `interrupt` ends whatever it is doing."""
 
-    def __init__(self, cluster: EtcdCluster, interrupt: Bell | None = None) -> None:
+    def __init__(self, cluster: EtcdCluster, interrupt: WakeFd | None = None) -> None:
         self._cluster = cluster
         self._clock = cluster.clock
         self._interrupt = interrupt
@@ -84,7 +84,7 @@ class Caller:
         return self._somewhere(attempt, deadline, is_repeatable=True)
 
     def pause(self, pause_s: float) -> None:
-        if is_rung(self._interrupt, pause_s):
+        if is_set(self._interrupt, pause_s):
             raise Interrupted
 
     def hang_up(self) -> None:

@@ -34,7 +34,7 @@ from rallypoint.coordination.etcd.talk import EtcdCluster
 from rallypoint.coordination.model import Snapshot
 from rallypoint.errors import UsageError
 from rallypoint.net.listening import resolve
-from rallypoint.net.wake_fd import Bell
+from rallypoint.net.wake_fd import WakeFd
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -293,7 +293,7 @@ class Membership:
         """With all the others. Should the cluster be there all the same, etcd asks its peers, and ends if they know it."""
         return Entry(self._plan.initial_cluster(), True)
 
-    def entry(self, index: int, interrupt: Bell | None) -> Entry | None:
+    def entry(self, index: int, interrupt: WakeFd | None) -> Entry | None:
         """How a member that has no data comes into the cluster, which is changed for it; None if that cannot be told now."""
         there = [endpoint for one, endpoint in enumerate(self._plan.endpoints) if one != index and _is_listening(endpoint)]
         if not there:
