@@ -8,10 +8,9 @@ memory follows, because Linux takes a page from the node of the CPU that touches
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Mapping
 
-from rallypoint.base import defaults, report
+from rallypoint.base import defaults, environment, report
 from rallypoint.base.records import Record
 from rallypoint.base.text import ranges
 from rallypoint.errors import UsageError
@@ -56,7 +55,7 @@ def plan_binding(
 ) -> Plan:
     """Who would get which CPUs, given what each local rank finds in its environment besides ours; UsageError: nobody can."""
     # A launcher above this one has given us a local rank; it is not the workers'.
-    inherited = {name: value for name, value in os.environ.items() if name != defaults.ENV_LOCAL_RANK}
+    inherited = {name: value for name, value in environment.own.items() if name != defaults.ENV_LOCAL_RANK}
     environs = [{**inherited, **envs[rank]} for rank in sorted(envs)]
     return affinity.bind(read_topology(root, allowed), mode, worker_devices(environs, root))
 

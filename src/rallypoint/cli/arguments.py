@@ -14,7 +14,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 
 from rallypoint.agent.config import LaunchConfig, resolve_shutdown_timeout
-from rallypoint.base import defaults, report
+from rallypoint.base import defaults, environment, report
 from rallypoint.base.records import Value
 from rallypoint.cli import command_line
 from rallypoint.cli.entry_point import EntryPoint, check_entry_point, entry_point
@@ -105,7 +105,7 @@ def config_from_args(args: Any, *, as_given: bool = False) -> tuple[LaunchConfig
 
     `as_given` leaves the arguments alone: one node is not made to run standalone, and nobody looks whether the script is there.
     """
-    args = command_line.complete(args, os.environ)
+    args = command_line.complete(args, environment.own)
     entry, arguments = entry_point(args)
     if not as_given:
         check_entry_point(args)
@@ -124,7 +124,7 @@ def config_from_args(args: Any, *, as_given: bool = False) -> tuple[LaunchConfig
         max_restarts=args.max_restarts,
         monitor_interval=args.monitor_interval,
         start_method=args.start_method,
-        log_line_prefix_template=args.log_line_prefix_template or os.environ.get(defaults.ENV_LOG_LINE_PREFIX_TEMPLATE),
+        log_line_prefix_template=args.log_line_prefix_template or environment.own.get(defaults.ENV_LOG_LINE_PREFIX_TEMPLATE),
         local_addr=args.local_addr,
         event_log_handler=args.event_log_handler,
         numa_options=_numa_options(args.numa_binding),
@@ -243,11 +243,11 @@ def _elastic_settings(settings: dict[str, Any], least: int, most: int) -> dict[s
 
     A job of one node that has none does not load what knows about them.
     """
-    if most == 1 and not settings and not any(name.startswith(defaults.ENV_SETTING_PREFIX) for name in os.environ):
+    if most == 1 and not settings and not any(name.startswith(defaults.ENV_SETTING_PREFIX) for name in environment.own):
         return settings
     from rallypoint.rendezvous.settings import check_node_unit, read_settings
 
-    known = read_settings(settings, os.environ)
+    known = read_settings(settings, environment.own)
     check_node_unit(known, least, most)
     return {**known.restart_settings(), **settings}
 
@@ -313,7 +313,7 @@ def _hang_timeout(text: str | None) -> str | None:
 
 
 def _worker_env(args: SimpleNamespace, workers: int) -> dict[str, str]:
-    already_set = defaults.ENV_OMP_NUM_THREADS in os.environ
+    already_set = defaults.ENV_OMP_NUM_THREADS in environment.own
     threads = _read(args, "omp_num_threads", lambda asked: threads_per_worker(asked, workers, already_set, allowed_cpus()))
     return {} if threads is None else {defaults.ENV_OMP_NUM_THREADS: str(threads)}
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 
 from rallypoint.agent.config import LaunchConfig, resolve_shutdown_timeout
-from rallypoint.base import defaults
+from rallypoint.base import defaults, environment
 from rallypoint.base.text import ranges
 from rallypoint.errors import UsageError
 from rallypoint.hardware.devices import mask_variables
@@ -77,7 +77,7 @@ def _pauses(config: LaunchConfig) -> str:
 
 
 def _time_outs(config: LaunchConfig) -> Iterator[str]:
-    kill_wait = os.environ.get(defaults.ENV_UNINTERRUPTIBLE_TIMEOUT) or f"{defaults.UNINTERRUPTIBLE_TIMEOUT_S:g}"
+    kill_wait = environment.text(defaults.ENV_UNINTERRUPTIBLE_TIMEOUT, f"{defaults.UNINTERRUPTIBLE_TIMEOUT_S:g}")
     yield f"SIGKILL {resolve_shutdown_timeout(config.shutdown_timeout)} s after the first signal"
     yield f"given up {kill_wait} s after SIGKILL"
     yield f"exit barrier {config.exit_barrier_timeout:g} s"
@@ -89,7 +89,7 @@ def _settings(config: LaunchConfig) -> str:
     """Those of the rendezvous: ours in words, and whatever else a back end is given, as it stands."""
     ours = {key: value for key, value in config.rdzv_configs.items() if key in BY_KEY or key == "conf_file"}
     others = {key: value for key, value in config.rdzv_configs.items() if key not in ours}
-    known = describe_settings(read_settings(ours, os.environ)) if config.max_nodes > 1 else ""
+    known = describe_settings(read_settings(ours, environment.own)) if config.max_nodes > 1 else ""
     return ", ".join(filter(None, [known, *(f"{key} {_shown(key, str(value))}" for key, value in others.items())]))
 
 
@@ -112,9 +112,9 @@ def _plans(config: LaunchConfig, arguments: Sequence[Any]) -> list[WorkerPlan]:
         hostname=os.uname().nodename,
         prefix_template=config.log_line_prefix_template,
         virtual_local_rank=config.virtual_local_rank,
-        visible_devices=next((os.environ[name] for name in variables if os.environ.get(name)), None),
+        visible_devices=environment.first_of(variables),
         extra_env=config.worker_env,
-        inherited=os.environ,
+        inherited=environment.own,
         mask_variables=variables,
     )
     return [plan_worker(group, ranks, arguments) for ranks in assign([Member(config.role, config.nproc_per_node)], 0)]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import sys
+
+from rallypoint.base import defaults, environment
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -18,13 +19,12 @@ __all__ = [
     "macros",
 ]
 
-ENV_LOG_LEVEL = "LOGLEVEL"
 _LOG_LEVEL = "WARNING"
 
 
 def get_env_variable_or_raise(env_name: str) -> str:
     """The value of an environment variable, which may be empty; ValueError where it is not set."""
-    value = os.environ.get(env_name)
+    value = environment.own.get(env_name)
     if value is None:
         raise ValueError(f"Environment variable {env_name} expected, but not set")
     return value
@@ -53,6 +53,6 @@ def get_logger(name: str | None = None) -> logging.Logger:
     import logging
 
     logger = logging.getLogger(name or sys._getframe(1).f_globals.get("__name__", __name__))
-    wanted = os.environ.get(ENV_LOG_LEVEL)
+    wanted = environment.own.get(defaults.ENV_LOG_LEVEL)
     logger.setLevel(get_log_level() if wanted is None else wanted)
     return logger

@@ -21,7 +21,7 @@ import time
 from hashlib import sha256
 from ipaddress import ip_address
 
-from rallypoint.base import report
+from rallypoint.base import environment, report
 from rallypoint.base.records import Value
 from rallypoint.base.text import host_port
 from rallypoint.coordination.engine import CoordinationError, RefusedError, UnreachableError
@@ -227,7 +227,7 @@ class Member:
         """With the data that it has, if it has any; then `entry` is of no interest to it."""
         with open(self._log, "wb"):
             """What the one before has said is no longer of interest."""
-        self._process = EtcdProcess(self._binary, self._flags(entry), os.environ, self._log)
+        self._process = EtcdProcess(self._binary, self._flags(entry), environment.own, self._log)
 
     def _flags(self, entry: Entry) -> list[str]:
         index, port = self._claim.index, self._claim.port
