@@ -18,6 +18,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Sequence
 
+from rallypoint.base import defaults
 from rallypoint.base.records import Value
 from rallypoint.base.text import plural
 
@@ -40,9 +41,9 @@ _FAILURE_CHARS_MAX = 500
 class RestartPolicy(Value):
     max_restarts: int
     no_retry_exit_codes: tuple[int, ...] = ()  # they can never succeed; -N: ended by signal N
-    backoff_s: float = 1.0  # before the second restart for a failure, then doubled each time; 0: none
-    max_backoff_s: float = 30.0
-    window_s: float = 0.0  # failures older than this are forgiven; 0: never
+    backoff_s: float = defaults.RESTART_BACKOFF_S  # before the second restart for a failure, then doubled each time; 0: none
+    max_backoff_s: float = defaults.RESTART_BACKOFF_MAX_S
+    window_s: float = defaults.RESTART_WINDOW_S  # failures older than this are forgiven; 0: never
     max_membership_changes: int | None = None  # joins, losses and departures together; None: no limit
 
 

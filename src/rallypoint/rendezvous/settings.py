@@ -4,7 +4,7 @@ A setting is given in ``--rdzv-conf`` (``rdzv_configs`` in a program), else in t
 capitals, else in a file of lines ``key = value`` that ``conf_file`` or ``RALLYPOINT_CONF`` names, else it has its default. A few
 have a flag of their own, which fills ``--rdzv-conf``.
 
-Every setting of the elastic rendezvous, once: its name, what it may be, its default, and what it means.
+Every setting of the elastic rendezvous, once: its name, what it may be, and what it means. Its default stands in `Settings`.
 
 The table is read by the parser (`settings`), by the line that is printed at the start of a job, and by the documentation.
 
@@ -54,6 +54,7 @@ __all__ = [
     "Settings",
     "agreed",
     "check_node_unit",
+    "converted",
     "describe",
     "markdown",
     "mismatch",
@@ -205,6 +206,15 @@ CONVERTERS: dict[Kind, tuple[Callable[[Any], Any], str]] = {
 """For each kind, what makes a value of it (a ValueError or TypeError for what cannot be one), and in words what it must be."""
 
 
+def converted(kind: Kind, value: object, named: str) -> Any:
+    """A checked value of this kind; UsageError says what the one that is `named` so must be."""
+    convert, expected = CONVERTERS[kind]
+    try:
+        return convert(value)
+    except (ValueError, TypeError, OverflowError):
+        raise UsageError(f"{named} must be {expected}, not {value!r}") from None
+
+
 # --- setting table ---------------------------------------------------------------------------------------------------------
 
 
@@ -213,10 +223,14 @@ class Setting(Value):
 
     key: str
     kind: Kind
-    default: Any
     help: str
     flag: str = ""
     used: bool = True
+
+    @property
+    def default(self) -> Any:
+        """As `Settings` has it; None for one that has no effect."""
+        return Settings._constants.get(self.field)
 
     @property
     def field(self) -> str:
@@ -231,54 +245,54 @@ class Setting(Value):
 # A table is read by its rows.
 # fmt: off
 SETTINGS: tuple[Setting, ...] = (
-    Setting("join_timeout", "seconds", defaults.JOIN_TIMEOUT_S,
+    Setting("join_timeout", "seconds",
             "How long a node waits to be let in before it gives up."),
-    Setting("last_call_timeout", "seconds_or_0", defaults.LAST_CALL_TIMEOUT_S,
+    Setting("last_call_timeout", "seconds_or_0",
             "How long the first generation waits for more nodes once the least number is here; counted from the latest arrival."),
-    Setting("close_timeout", "seconds_or_0", defaults.CLOSE_TIMEOUT_S,
+    Setting("close_timeout", "seconds_or_0",
             "How long the store's host stays at the end until the others have seen it."),
-    Setting("keep_alive_interval", "seconds", defaults.KEEP_ALIVE_INTERVAL_S,
+    Setting("keep_alive_interval", "seconds",
             "How often a node says that it lives."),
-    Setting("keep_alive_max_attempt", "count", defaults.KEEP_ALIVE_MAX_ATTEMPT,
+    Setting("keep_alive_max_attempt", "count",
             "After how many such intervals of silence a node counts as dead. Their product is the lease: at least 1 s."),
-    Setting("store_timeout", "seconds", defaults.STORE_SILENCE_S,
+    Setting("store_timeout", "seconds",
             "How long a node that has lost the store tries to reach it again before it ends."),
-    Setting("scale_up_window", "seconds_or_0", defaults.SCALE_UP_WINDOW_S,
+    Setting("scale_up_window", "seconds_or_0",
             "How long nodes that join a running job are gathered before it is re-formed; not at all once the most are here."),
-    Setting("node_unit", "count", defaults.NODE_UNIT,
+    Setting("node_unit", "count",
             "The number of nodes is always a multiple of this; the others wait as spares.", flag="--node-unit"),
-    Setting("node_rank", "rank", None,
+    Setting("node_rank", "rank",
             "The rank that this node is to have, for itself alone; -1 or none leaves it to the job.", flag="--node-rank"),
-    Setting("is_host", "truth", None,
+    Setting("is_host", "truth",
             "Whether this node is the store's host: true or false. Not given: it is if the endpoint is one of its addresses."),
-    Setting("secret_file", "path", None,
+    Setting("secret_file", "path",
             "A file with the job's secret, at least 16 bytes, the same on all nodes.", flag="--secret-file"),
-    Setting("restart_backoff", "seconds_or_0", defaults.RESTART_BACKOFF_S,
+    Setting("restart_backoff", "seconds_or_0",
             "The pause before the second restart; it doubles with each one after that. The first comes at once.",
             flag="--restart-backoff"),
-    Setting("restart_backoff_max", "seconds_or_0", defaults.RESTART_BACKOFF_MAX_S,
+    Setting("restart_backoff_max", "seconds_or_0",
             "The longest such pause."),
-    Setting("restart_window", "seconds_or_0", defaults.RESTART_WINDOW_S,
+    Setting("restart_window", "seconds_or_0",
             "Only restarts within this time count against --max-restarts; 0: all of the job's.", flag="--restart-window"),
-    Setting("no_retry_exit_codes", "codes", (),
+    Setting("no_retry_exit_codes", "codes",
             "Exit codes of workers after which the job ends without a restart, as in 2+64; -n for signal n.",
             flag="--no-retry-exit-codes"),
-    Setting("max_membership_changes", "limit", None,
+    Setting("max_membership_changes", "limit",
             "How often nodes may come and go before the job ends; none: as often as they like."),
-    Setting("worker_store", "worker_store", None,
+    Setting("worker_store", "worker_store",
             "Who serves the workers' store at the master address: agent, that of group rank 0, or rank0, its first worker. Not"
             f" given: agent, unless {defaults.ENV_DISABLE_SHARED_STORE} is 1.", flag="--worker-store"),
-    Setting("worker_store_port", "ports", defaults.WORKER_STORE_PORTS,
+    Setting("worker_store_port", "ports",
             "The port of the workers' store, or the first and the last of those that it may have, as in 29600-29700; 0: any that"
             " is free.", flag="--worker-store-port"),
-    Setting("worker_store_memory", "size", defaults.WORKER_STORE_BYTES,
+    Setting("worker_store_memory", "size",
             "How much the workers' store may hold, as in 500M or 2G.", flag="--worker-store-memory"),
-    Setting("store_type", "store", "tcp",
+    Setting("store_type", "store",
             "How the store is reached: tcp. A shared folder (file) is refused: it can hold no lease, so that a dead node would"
             " not be noticed."),
-    Setting("heartbeat_timeout", "number", 5.0, "Accepted for torchrun; has no effect here.", used=False),
-    Setting("read_timeout", "number", 60.0, "Accepted for torchrun; has no effect here, see store_timeout.", used=False),
-    Setting("timeout", "number", float(defaults.RDZV_TIMEOUT_S),
+    Setting("heartbeat_timeout", "number", "Accepted for torchrun; has no effect here.", used=False),
+    Setting("read_timeout", "number", "Accepted for torchrun; has no effect here, see store_timeout.", used=False),
+    Setting("timeout", "number",
             "Accepted for torchrun (rdzv_timeout); has no effect here, see join_timeout.", used=False),
 )
 # fmt: on
@@ -293,7 +307,7 @@ def markdown() -> str:
 
 
 def _cells(setting: Setting) -> list[str]:
-    default = shown(setting.kind, setting.default) if setting.used else ""
+    default = shown(setting.kind, setting.default)
     names = [f"`{name}`" for name in (setting.variable, setting.flag) if name]
     return [f"`{setting.key}`", default or "-", ", ".join(names), setting.help]
 
@@ -419,9 +433,9 @@ def read_settings(config: Mapping[str, Any], environ: Mapping[str, str]) -> Sett
         if key in sources or value is None:
             continue
         sources[key] = source
-        converted = _convert(setting, value, source)
+        checked = _convert(setting, value, source)
         if setting.used:
-            values[setting.field] = converted
+            values[setting.field] = checked
     return _checked(Settings(**values, sources=tuple(sources.items())))
 
 
@@ -550,11 +564,7 @@ def _known(key: str, source: str) -> Setting:
 
 
 def _convert(setting: Setting, value: object, source: str) -> Any:
-    convert, expected = CONVERTERS[setting.kind]
-    try:
-        return convert(value)
-    except (ValueError, TypeError, OverflowError):
-        raise UsageError(f"{source}: {setting.key} must be {expected}, not {value!r}") from None
+    return converted(setting.kind, value, f"{source}: {setting.key}")
 
 
 def _checked(settings: Settings) -> Settings:
