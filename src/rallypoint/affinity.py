@@ -8,14 +8,14 @@ memory follows, because Linux takes a page from the node of the CPU that touches
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Mapping
 
-from rallypoint.base import defaults, report
+from rallypoint.base import defaults, environment, report
 from rallypoint.base.records import Record
+from rallypoint.base.text import ranges
 from rallypoint.errors import UsageError
 from rallypoint.hardware import binding as affinity
-from rallypoint.hardware.binding import AffinityMode, Plan, format_cpus
+from rallypoint.hardware.binding import AffinityMode, Plan
 from rallypoint.hardware.topology import read_topology, worker_devices
 
 TYPE_CHECKING = False
@@ -55,7 +55,7 @@ def plan_binding(
 ) -> Plan:
     """Who would get which CPUs, given what each local rank finds in its environment besides ours; UsageError: nobody can."""
     # A launcher above this one has given us a local rank; it is not the workers'.
-    inherited = {name: value for name, value in os.environ.items() if name != defaults.ENV_LOCAL_RANK}
+    inherited = {name: value for name, value in environment.own.items() if name != defaults.ENV_LOCAL_RANK}
     environs = [{**inherited, **envs[rank]} for rank in sorted(envs)]
     return affinity.bind(read_topology(root, allowed), mode, worker_devices(environs, root))
 
@@ -73,7 +73,7 @@ def cpus_of_workers(given: Any, envs: Mapping[int, Mapping[str, str]]) -> dict[i
     for note in plan.notes:
         _tell_once(note, report.info)
     for binding in plan.bindings:
-        report.debug(f"worker {binding.local_rank} is bound to CPUs {format_cpus(binding.cpus)}: {binding.why}")
+        report.debug(f"worker {binding.local_rank} is bound to CPUs {ranges(binding.cpus)}: {binding.why}")
     return {binding.local_rank: binding.cpus for binding in plan.bindings}
 
 

@@ -18,7 +18,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 
-from rallypoint.base import defaults
+from rallypoint.base import defaults, environment
 from rallypoint.base.records import Value
 from rallypoint.failures.error_files import get_error_handler, record_quietly
 from rallypoint.hangs import control
@@ -82,7 +82,7 @@ def register_handler(name: str, fn: Callable[[Request], Response], description: 
 
 @contextlib.contextmanager
 def _served() -> Iterator[None]:
-    path = os.environ.get(TORCH_WORKER_SERVER_SOCKET)
+    path = environment.own.get(TORCH_WORKER_SERVER_SOCKET)
     if not path:
         yield
         return
@@ -131,7 +131,7 @@ def _list(_: Request) -> Response:
 
 
 def _environment(_: Request) -> Response:
-    return control.json_answer({name: os.environ[name] for name in CONTRACT if name in os.environ})
+    return control.json_answer({name: environment.own[name] for name in CONTRACT if name in environment.own})
 
 
 def _dump_traceback(_: Request) -> Response:

@@ -14,11 +14,10 @@ Twister, for any number of samples below `SAME_AS_TORCH_BELOW`. A rank with torc
 
 from __future__ import annotations
 
-import os
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 
-from rallypoint.base import defaults
+from rallypoint.base import defaults, environment
 from rallypoint.base.torch_presence import imported_torch
 
 TYPE_CHECKING = False
@@ -210,8 +209,8 @@ def _process_group() -> Any | None:
 
 def _number_from_environment(name: str, parameter: str) -> int:
     try:
-        return int(os.environ[name])
+        return int(environment.own[name])
     except KeyError:
         raise ValueError(f"{parameter} is not given, there is no process group, and {name} is not set") from None
     except ValueError:
-        raise ValueError(f"{parameter} is not given, and {name} is {os.environ[name]!r}, which is no whole number") from None
+        raise ValueError(f"{parameter} is not given, and {name} is {environment.own[name]!r}, which is no whole number") from None

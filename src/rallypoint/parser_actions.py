@@ -6,8 +6,9 @@ command line wins. The names are part of the contract with programs that add suc
 
 from __future__ import annotations
 
-import os
 from argparse import Action, ArgumentParser, Namespace
+
+from rallypoint.base import environment
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ class env(Action):
     """
 
     def __init__(self, dest: str, default: Any = None, required: bool = False, **kwargs: Any) -> None:
-        found = os.environ.get(_variable(dest), default)
+        found = environment.own.get(_variable(dest), default)
         super().__init__(dest=dest, default=found, required=required and not found, **kwargs)
 
     def __call__(self, parser: ArgumentParser, namespace: Namespace, values: Any, option_string: str | None = None) -> None:
@@ -34,7 +35,7 @@ class check_env(Action):
     """A flag without a value: ``parser.add_argument("--verbose", action=check_env)`` is set where ``PET_VERBOSE`` is 1."""
 
     def __init__(self, dest: str, default: bool = False, **kwargs: Any) -> None:
-        text = os.environ.get(_variable(dest))
+        text = environment.own.get(_variable(dest))
         is_set = bool(default) if text is None else int(text) != 0
         super().__init__(dest=dest, const=True, default=is_set, nargs=0, **kwargs)
 

@@ -11,7 +11,7 @@ import os
 
 from rallypoint.agent.config import LaunchConfig
 from rallypoint.agent.launch import elastic_launch
-from rallypoint.base import defaults
+from rallypoint.base import defaults, environment
 from rallypoint.cli import arguments, command_line
 from rallypoint.cli.arguments import get_rdzv_endpoint, parse_min_max_nnodes
 from rallypoint.cli.entry_point import EntryPoint, check_entry_point, get_use_env, run_script_path
@@ -80,7 +80,7 @@ def main(args: Sequence[str] | None = None) -> None:
 
 
 def _settle(args: Any) -> None:
-    known = command_line.complete(args, os.environ)
+    known = command_line.complete(args, environment.own)
     check_entry_point(known)
     least, most = parse_min_max_nnodes(known.nnodes)
     if arguments.is_standalone(known, least, most):

@@ -21,7 +21,7 @@ import os
 from _thread import RLock  # a signal's handler may enter a section while one is being entered
 from time import monotonic
 
-from rallypoint.base import defaults
+from rallypoint.base import defaults, environment
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ class section:  # used like a function
 def announce() -> None:
     """Tell the agent, if it asks for it, that this worker gives signs of life; done when this module is imported."""
     global _page
-    place = os.environ.get(defaults.ENV_PULSE)
+    place = environment.own.get(defaults.ENV_PULSE)
     if place is not None and _page is None:
         from rallypoint.hangs.pulse_mapping import open_mapping
 

@@ -34,7 +34,7 @@ from rallypoint.errors import (
     WorkerStartError,
 )
 from rallypoint.failures.process_failure import ChildFailedError
-from rallypoint.net.wake_fd import Bell
+from rallypoint.net.wake_fd import WakeFd
 from rallypoint.output.log_specs import DefaultLogsSpecs
 from rallypoint.processes.context import wait_readable
 from rallypoint.protocol import agent_machine
@@ -68,11 +68,11 @@ class Peers(CoordinatedHandler):
         self.words: deque[Word] = deque()
         self.workers, self.restarts = 1, 0
         self.error: Exception | None = None
-        self.bell, self.fence = Bell(), Bell()
+        self.bell, self.fence = WakeFd(), WakeFd()
 
     def say(self, word: Word) -> None:
         self.words.append(word)
-        self.bell.ring()
+        self.bell.set()
 
     def names(self) -> list[str]:
         return [one[0] for one in self.told]
@@ -118,7 +118,7 @@ class Peers(CoordinatedHandler):
             return None
         if isinstance(outcome, Exception):
             raise outcome
-        self.fence.silence()
+        self.fence.clear()
         return RendezvousInfo(HashStore(), 1, 2, RendezvousStoreInfo("10.0.0.9", 4000))
 
     def worker_ranks(self) -> tuple[WorkerRanks, ...]:
@@ -128,9 +128,9 @@ class Peers(CoordinatedHandler):
         return self.restarts
 
     def observe(self) -> Word | None:
-        self.bell.silence()
+        self.bell.clear()
         if len(self.words) > 1:
-            self.bell.ring()
+            self.bell.set()
         return self.words.popleft() if self.words else None
 
     def fence_fd(self) -> int | None:
@@ -262,7 +262,7 @@ def test_a_rendezvous_that_takes_its_time_is_waited_for(make_peers: MakePeers, m
 
     def form() -> None:
         peers.rounds.clear()
-        peers.bell.ring()
+        peers.bell.set()
 
     with when(lambda: "poll" in peers.names(), form):
         assert not make_agent(peers, "exit 0").run().is_failed()
@@ -397,7 +397,7 @@ def test_the_fence_ends_the_grace_of_a_stop_that_is_under_way(
 
     def fall() -> None:
         times.append(time.monotonic())
-        peers.fence.ring()
+        peers.fence.set()
         peers.say(agent_machine.Fenced("the store has been silent for 3 s"))
 
     def stop() -> None:

@@ -10,6 +10,15 @@ FUNCTION_LINES = 60
 MEDIAN_FUNCTION_LINES = 10
 BROAD = {"Exception", "BaseException"}
 VAGUE_NAMES = {"api", "utils", "util", "helpers", "common", "misc"}
+ENVIRONMENT = {"environ", "environb", "getenv", "getenvb", "putenv", "unsetenv"}
+# Who may go past base.environment, and why.
+AROUND_ENVIRONMENT = {
+    "rallypoint.base.environment",
+    "rallypoint.compat.activation",  # writes it, for the processes that this one will start, and takes that back
+    "rallypoint.processes.function_worker",  # a fork that becomes a worker: it puts the worker's in place of its own
+    "rallypoint.processes.warden_start",  # loads nothing of ours: it runs before all else
+    "rallypoint.worker_site.sitecustomize",  # the same, in every interpreter that a worker starts
+}
 UNFINISHED = ("TODO", "FIXME", "XXX", "HACK")
 
 
@@ -53,6 +62,17 @@ def test_nothing_is_left_unfinished(modules: dict[str, Any]) -> None:
         if any(word in line for word in UNFINISHED)
     ]
     assert found == []
+
+
+def test_the_environment_is_read_in_one_place(modules: dict[str, Any]) -> None:
+    around = {name for name, module in modules.items() if any(map(touches_environment, ast.walk(module.tree)))}
+    assert around <= AROUND_ENVIRONMENT
+
+
+def touches_environment(node: ast.AST) -> bool:
+    if isinstance(node, ast.ImportFrom):
+        return node.module in ("os", "posix") and any(alias.name in ENVIRONMENT for alias in node.names)
+    return isinstance(node, ast.Attribute) and node.attr in ENVIRONMENT and ast.unparse(node.value) in ("os", "posix")
 
 
 def test_a_broad_except_gives_its_reason(modules: dict[str, Any]) -> None:

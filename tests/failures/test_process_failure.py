@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 
 from rallypoint.failures.error_files import ErrorHandler
 from rallypoint.failures.process_failure import NOT_AVAILABLE, ChildFailedError, ProcessFailure
-from rallypoint.failures.summary import _ranges
 
 STDERR = """\
 INFO: epoch 1
@@ -321,13 +320,3 @@ def test_no_text_breaks_the_summary(stderr: str, exitcode: int, name: str, host:
     text = str(ChildFailedError(name, {0: failed}))
     assert all(char.isprintable() or char == "\n" for char in text)
     text.encode()
-
-
-@given(st.sets(st.integers(0, 40), min_size=1))
-def test_ranges_name_every_rank(ranks: set[int]) -> None:
-    named = set()
-    for part in _ranges(ranks).removesuffix(", ...").split(", "):
-        low, _, high = part.partition("-")
-        named |= set(range(int(low), int(high or low) + 1))
-    assert named <= ranks
-    assert named == ranks or _ranges(ranks).endswith(", ...")

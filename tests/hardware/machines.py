@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from rallypoint.hardware.binding import format_cpus
+from rallypoint.base.text import ranges
 
 OTHER_SOCKET_DISTANCE = 21
 SAME_SOCKET_DISTANCE = 12
@@ -26,21 +26,21 @@ class Machine:
         self, cpu: int, core: Sequence[int], socket: Sequence[int], socket_name: int, caches: dict[int, Sequence[int]]
     ) -> None:
         folder = f"sys/devices/system/cpu/cpu{cpu}"
-        self.write(f"{folder}/topology/core_cpus_list", format_cpus(core))
-        self.write(f"{folder}/topology/package_cpus_list", format_cpus(socket))
+        self.write(f"{folder}/topology/core_cpus_list", ranges(core))
+        self.write(f"{folder}/topology/package_cpus_list", ranges(socket))
         self.write(f"{folder}/topology/physical_package_id", str(socket_name))
         # As on real machines, the first level is there twice, and the instructions' one comes after the data's.
         for index, (level, kind) in enumerate([(1, "Data"), (1, "Instruction"), *((level, "Unified") for level in caches)]):
             shared = core if level == 1 else caches[level]
             self.write(f"{folder}/cache/index{index}/level", str(level))
             self.write(f"{folder}/cache/index{index}/type", kind)
-            self.write(f"{folder}/cache/index{index}/shared_cpu_list", format_cpus(shared))
+            self.write(f"{folder}/cache/index{index}/shared_cpu_list", ranges(shared))
 
     def set_online(self, cpus: Sequence[int]) -> None:
-        self.write("sys/devices/system/cpu/online", format_cpus(cpus))
+        self.write("sys/devices/system/cpu/online", ranges(cpus))
 
     def add_node(self, node: int, cpus: Sequence[int], distances: Sequence[int]) -> None:
-        self.write(f"sys/devices/system/node/node{node}/cpulist", format_cpus(cpus))
+        self.write(f"sys/devices/system/node/node{node}/cpulist", ranges(cpus))
         self.write(f"sys/devices/system/node/node{node}/distance", " ".join(map(str, distances)))
         self.write("sys/devices/system/node/has_cpu", "0")
 

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rallypoint.base.text import ranges
 from rallypoint.errors import UsageError
-from rallypoint.hardware.binding import AffinityMode, Cpu, Device, Topology, bind, format_cpus, parse_cpus
+from rallypoint.hardware.binding import AffinityMode, Cpu, Device, Topology, bind, parse_cpus
 
 cpu_sets = st.sets(st.integers(0, 400), min_size=1, max_size=40)
 
@@ -110,7 +111,7 @@ def test_a_socket_holds_the_node_and_the_node_the_cache(topology: Topology, own:
 
 @given(cpu_sets)
 def test_lists_of_cpus_are_written_and_read(cpus: set[int]) -> None:
-    assert parse_cpus(format_cpus(sorted(cpus))) == tuple(sorted(cpus))
+    assert parse_cpus(ranges(cpus)) == tuple(sorted(cpus))
 
 
 @pytest.mark.parametrize(("text", "cpus"), [("", ()), ("0", (0,)), ("0-2,5\n", (0, 1, 2, 5)), ("5,0-1", (0, 1, 5))])

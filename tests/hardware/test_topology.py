@@ -11,8 +11,9 @@ from tests.hardware.machines import Machine, dgx, epyc, hybrid, laptop
 
 from rallypoint import affinity
 from rallypoint.affinity import AffinityMode, NumaOptions, cpus_of_workers, plan_binding, read_options
+from rallypoint.base.text import ranges
 from rallypoint.errors import UsageError
-from rallypoint.hardware.binding import Plan, format_cpus
+from rallypoint.hardware.binding import Plan
 from rallypoint.hardware.topology import read_topology, worker_devices
 
 NODE, SOCKET, EXCLUSIVE, CORE_COMPLEX = AffinityMode
@@ -29,7 +30,7 @@ def plan(machine: Machine, mode: AffinityMode, workers: int, allowed: Any = rang
 
 
 def cpus(machine: Machine, mode: AffinityMode, workers: int, allowed: Any = range(128), **env: str) -> list[str]:
-    return [format_cpus(binding.cpus) for binding in plan(machine, mode, workers, allowed, **env).bindings]
+    return [ranges(binding.cpus) for binding in plan(machine, mode, workers, allowed, **env).bindings]
 
 
 def device_names(machine: Machine, workers: int, **env: str) -> list[str]:
@@ -112,7 +113,7 @@ def test_p40_a_virtual_local_rank_has_the_only_gpu_that_it_sees(tmp_path: Path) 
     machine = dgx(tmp_path)
     envs = {rank: {"LOCAL_RANK": "0", "CUDA_VISIBLE_DEVICES": str(gpu)} for rank, gpu in enumerate([7, 0])}
     bound = plan_binding(NODE, envs, str(machine.root), range(64)).bindings
-    assert [format_cpus(one.cpus) for one in bound] == [NODE_CPUS[2], NODE_CPUS[1]]
+    assert [ranges(one.cpus) for one in bound] == [NODE_CPUS[2], NODE_CPUS[1]]
 
 
 def test_p40_a_launcher_above_does_not_choose_the_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,7 +160,7 @@ def test_p40_core_complex_gives_each_worker_a_cache_near_its_gpu(tmp_path: Path)
 
 def test_p40_more_workers_than_caches_take_turns(tmp_path: Path) -> None:
     bound = plan(epyc(tmp_path), CORE_COMPLEX, 10, HIP_VISIBLE_DEVICES="-1")
-    assert [format_cpus(one.cpus) for one in bound.bindings][:5] == ["0-3", "4-7", "8-11", "12-15", "0-3"]
+    assert [ranges(one.cpus) for one in bound.bindings][:5] == ["0-3", "4-7", "8-11", "12-15", "0-3"]
     assert bound.notes[0] == "core-complex: node 0 has 4 last-level caches for 5 workers, so that some share one"
 
 
@@ -208,7 +209,7 @@ def test_p40_a_restricted_mask_is_never_left(tmp_path: Path) -> None:
     allowed = {*range(4), *range(32, 36), 20, 21}
     bound = plan(machine, NODE, 8, allowed).bindings
     assert all(set(one.cpus) <= allowed for one in bound)
-    assert [format_cpus(one.cpus) for one in bound] == ["0-3,32-35"] * 4 + ["20-21"] * 4
+    assert [ranges(one.cpus) for one in bound] == ["0-3,32-35"] * 4 + ["20-21"] * 4
     assert bound[0].why == (
         "all of node 0; NVIDIA GPU 0000:0f:00.0 is on node 1, which has no CPU that may be used; node 0 is the nearest"
     )
@@ -223,7 +224,7 @@ def test_p40_a_gpu_of_which_nobody_knows_the_node(tmp_path: Path) -> None:
     machine = dgx(tmp_path)
     machine.write("sys/bus/pci/devices/0000:0f:00.0/numa_node", "-1")
     bound = plan(machine, NODE, 2).bindings
-    assert [format_cpus(one.cpus) for one in bound] == [NODE_CPUS[0], NODE_CPUS[1]]
+    assert [ranges(one.cpus) for one in bound] == [NODE_CPUS[0], NODE_CPUS[1]]
     assert bound[0].why.endswith("NVIDIA GPU 0000:0f:00.0 names no node, and such workers are spread over the nodes")
 
 

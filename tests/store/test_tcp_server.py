@@ -21,7 +21,7 @@ from tests.store.tcp_peers import TOKEN, ServerApart, TcpPeer
 from rallypoint.net import acceptor as doorway
 from rallypoint.net.acceptor import Doorway
 from rallypoint.net.listening import open_listeners
-from rallypoint.net.wake_fd import Bell
+from rallypoint.net.wake_fd import WakeFd
 from rallypoint.store import tcp_protocol as wire
 from rallypoint.store import tcp_server, tcp_serving
 from rallypoint.store.tcp_protocol import packed, request
@@ -889,7 +889,7 @@ class Turns:
         for one in sockets:
             one.setblocking(False)
         self.addresses = [one.getsockname() for one in sockets]
-        self._bell = Bell()
+        self._bell = WakeFd()
         self.loop = TcpServingLoop(sockets, self._bell, deque(), limit_bytes, 100)
 
     def ask(self, one: TcpPeer, data: bytes, reply: bytes) -> None:

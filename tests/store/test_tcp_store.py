@@ -19,6 +19,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rallypoint.base.backoff import Backoff
 from rallypoint.net.listening import open_listeners
 from rallypoint.store import tcp_client, tcp_store
 from rallypoint.store import tcp_protocol as wire
@@ -553,8 +554,8 @@ def test_a_server_may_come_after_its_clients(connect: Callable[..., TCPStore], m
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))  # nobody is answered there before it listens
     is_refused = threading.Event()
-    uniform = tcp_client.random.uniform
-    monkeypatch.setattr(tcp_client.random, "uniform", lambda *bounds: is_refused.set() or uniform(*bounds))
+    next_s = Backoff.next_s
+    monkeypatch.setattr(Backoff, "next_s", lambda backoff: is_refused.set() or next_s(backoff))
     connecting = Work(lambda: connect(listener.getsockname()[1]).add("n", 1))
     assert is_refused.wait(TIMEOUT_S)
     listener.listen()

@@ -7,10 +7,9 @@ field before anything is started.
 
 from __future__ import annotations
 
-import os
 import signal
 
-from rallypoint.base import defaults
+from rallypoint.base import defaults, environment
 from rallypoint.base.records import Record, field
 from rallypoint.errors import UsageError
 from rallypoint.output.log_specs import DefaultLogsSpecs, LogsSpecs
@@ -168,7 +167,7 @@ def resolve_shutdown_timeout(shutdown_timeout: int | None) -> int:
     """Seconds from the first signal to SIGKILL: as given, else as the environment says, else the default."""
     if shutdown_timeout is not None:
         return shutdown_timeout
-    text = os.environ.get(defaults.ENV_SHUTDOWN_TIMEOUT) or str(defaults.SHUTDOWN_TIMEOUT_S)
+    text = environment.text(defaults.ENV_SHUTDOWN_TIMEOUT, str(defaults.SHUTDOWN_TIMEOUT_S))
     try:
         seconds = int(text)
     except ValueError:

@@ -12,7 +12,7 @@ from rallypoint import events, metrics
 from rallypoint.agent.config import LaunchConfig, resolve_shutdown_timeout
 from rallypoint.agent.local_agent import LocalElasticAgent
 from rallypoint.agent.workers import RunResult, WorkerSpec, _get_entrypoint_name
-from rallypoint.base import defaults, outbox, report
+from rallypoint.base import defaults, environment, outbox, report
 from rallypoint.errors import (
     JobFailedError,
     RendezvousError,
@@ -103,15 +103,15 @@ def _check_senses(config: LaunchConfig) -> None:
         from rallypoint.affinity import check_binding
 
         check_binding(config.numa_options, config.nproc_per_node)
-    timer_file = os.environ.get(defaults.ENV_TIMER_FILE)
-    if timer_file and os.environ.get(defaults.ENV_ENABLE_FILE_TIMER) == "1":
+    timer_file = environment.text(defaults.ENV_TIMER_FILE)
+    if timer_file and environment.is_on(defaults.ENV_ENABLE_FILE_TIMER):
         from rallypoint.timers.file_server import check_timer_file
 
         check_timer_file(timer_file)
 
 
 def _open_health_port(config: LaunchConfig) -> list[socket.socket]:
-    if config.health_port is None and not os.environ.get(defaults.ENV_HEALTH_CHECK_PORT):
+    if config.health_port is None and not environment.text(defaults.ENV_HEALTH_CHECK_PORT):
         return []
     from rallypoint.health.port import open_listeners_or_explain, resolve_health_port
 

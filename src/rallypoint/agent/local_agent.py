@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from rallypoint.agent import provisions
 from rallypoint.agent.senses import AgentSenses
 from rallypoint.agent.workers import RunResult, WorkerGroup, WorkerSpec, WorkerState
-from rallypoint.base import defaults, limits, outbox, report
+from rallypoint.base import defaults, environment, limits, outbox, report
 from rallypoint.base.signals import inbox
 from rallypoint.errors import UsageError
 from rallypoint.metrics import prof
@@ -222,10 +222,10 @@ class LocalElasticAgent(AgentSenses):
             hostname=os.uname().nodename,
             prefix_template=self._log_line_prefix_template,
             virtual_local_rank=spec.virtual_local_rank,
-            visible_devices=next((os.environ[name] for name in masks if os.environ.get(name)), None),
+            visible_devices=environment.first_of(masks),
             mask_variables=masks,
             extra_env=self._worker_env,
-            inherited=os.environ,
+            inherited=environment.own,
         )
         ranks = [WorkerRanks(w.local_rank, w.global_rank, w.role_rank, w.world_size, w.role_world_size) for w in group.workers]
         return [plan_worker(shared, one, spec.args) for one in ranks]
@@ -302,11 +302,11 @@ class LocalElasticAgent(AgentSenses):
 
 def _with_site(env: dict[str, str]) -> dict[str, str]:
     """Where workers are to find us behind torch's names, their interpreters have to prepare that before the program begins."""
-    if env.get(defaults.ENV_COMPAT, os.environ.get(defaults.ENV_COMPAT)) != "1":
+    if env.get(defaults.ENV_COMPAT, environment.own.get(defaults.ENV_COMPAT)) != "1":
         return env
     from rallypoint.worker_site import in_front
 
-    python_path = env.get(defaults.ENV_PYTHONPATH, os.environ.get(defaults.ENV_PYTHONPATH))
+    python_path = env.get(defaults.ENV_PYTHONPATH, environment.own.get(defaults.ENV_PYTHONPATH))
     return {**env, defaults.ENV_PYTHONPATH: in_front(python_path)}
 
 
@@ -319,7 +319,7 @@ def _mask_variables() -> tuple[str, ...]:
 
 def _kill_wait(given_s: float | None) -> float | None:
     """How long after SIGKILL a process is called unkillable, if somebody said so."""
-    text = os.environ.get(defaults.ENV_UNINTERRUPTIBLE_TIMEOUT)
+    text = environment.own.get(defaults.ENV_UNINTERRUPTIBLE_TIMEOUT)
     if given_s is not None or not text:
         return given_s
     try:

@@ -12,7 +12,7 @@ import time
 from rallypoint import metrics
 from rallypoint.agent import records as agent_records
 from rallypoint.agent.agent import SimpleElasticAgent
-from rallypoint.base import defaults, report
+from rallypoint.base import defaults, environment, report
 from rallypoint.base.json_text import to_json
 from rallypoint.events import Event, EventSource
 from rallypoint.processes.context import PContext
@@ -62,11 +62,11 @@ class AgentSenses(SimpleElasticAgent):
 
     def _setup_local_watchdog(self, envs: dict[int, dict[str, str]]) -> None:
         """Watch over file timers, where the environment asks for it, and tell the workers where."""
-        if os.environ.get(defaults.ENV_ENABLE_FILE_TIMER) != "1":
+        if not environment.is_on(defaults.ENV_ENABLE_FILE_TIMER):
             return
         from rallypoint.timers.file_server import FileTimerServer
 
-        path = os.environ.get(defaults.ENV_TIMER_FILE) or _timer_path()
+        path = environment.text(defaults.ENV_TIMER_FILE) or _timer_path()
         run_id = self._worker_group.spec.rdzv_handler.get_run_id()
         self._worker_watchdog = FileTimerServer(
             path,
@@ -126,7 +126,7 @@ class AgentSenses(SimpleElasticAgent):
     def _add_hang_env(self, local_rank: int, env: dict[str, str]) -> dict[str, str]:
         if self._hang_watch is None:
             return env
-        python_path = env.get(defaults.ENV_PYTHONPATH, os.environ.get(defaults.ENV_PYTHONPATH, ""))
+        python_path = env.get(defaults.ENV_PYTHONPATH, environment.own.get(defaults.ENV_PYTHONPATH, ""))
         return {**env, **self._hang_watch.worker_env(local_rank, python_path)}
 
     def _watch_for_hangs(self, pids: dict[int, int]) -> None:
@@ -180,7 +180,7 @@ class AgentSenses(SimpleElasticAgent):
 
     def _setup_healthcheck(self) -> None:
         """Answer health checks where a port was opened for it, or the environment names one; not if we were given a server."""
-        is_wanted = self._health_listeners or os.environ.get(defaults.ENV_HEALTH_CHECK_PORT)
+        is_wanted = self._health_listeners or environment.text(defaults.ENV_HEALTH_CHECK_PORT)
         if self._health_check_server is not None or not is_wanted:
             return
         from rallypoint.health.metric_values import PrometheusMetricHandler
@@ -215,5 +215,5 @@ class AgentSenses(SimpleElasticAgent):
 
 
 def _timer_path() -> str:
-    folder = os.environ.get(defaults.ENV_TMPDIR) or defaults.TEMPORARY_DIR
+    folder = environment.temporary_dir()
     return os.path.join(folder, f"watchdog_timer_{os.urandom(8).hex()}")

@@ -1,7 +1,7 @@
 """Every default and every environment variable of rallypoint, once.
 
 The names that begin with TORCH are the ones that programs written for torchrun read and set, so they are kept. Nothing
-here has an effect: the environment is read where the command line is, and written only into a worker.
+here has an effect: the environment is read by `environment`, and written only into a worker.
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ import errno
 import os
 
 from rallypoint.base import report
+from rallypoint.base.text import many
 from rallypoint.errors import UsageError
 
 TYPE_CHECKING = False
@@ -60,7 +61,7 @@ def reserve(workers: int, least_files: int, files_per_worker: int) -> None:
     allowed = as_many_as_allowed(max(2 * files, MOST_FILES))
     if allowed < least_files:
         raise UsageError(
-            f"{workers} {'worker needs' if workers == 1 else 'workers need'} at least {least_files} open files, and {allowed} are"
+            f"{many(workers, 'worker needs', 'workers need')} at least {least_files} open files, and {allowed} are"
             f" allowed here: raise the limit (ulimit -n {least_files}; LimitNOFILE= of a service) or start fewer workers"
         )
 

@@ -75,8 +75,8 @@ class Outbox:
         self._queue: list[object] = []
         self._is_running = False
         self._is_idle = False  # it runs, but has nothing to do
-        self._bell = _thread.allocate_lock()
-        self._bell.acquire()
+        self._wake_fd = _thread.allocate_lock()
+        self._wake_fd.acquire()
         self._holders = 0
         self._lost = 0
         self._since: float | None = None
@@ -133,7 +133,7 @@ class Outbox:
     def _wake(self) -> None:
         if self._is_idle:
             self._is_idle = False
-            self._bell.release()
+            self._wake_fd.release()
 
     @property
     def is_busy(self) -> bool:
@@ -147,7 +147,7 @@ class Outbox:
                 else:
                     self._deliver_one(item)
             if not batch:
-                self._bell.acquire()
+                self._wake_fd.acquire()
 
     def _take_all(self) -> list[object] | None:
         """Everything that waits; nothing if it is to wait for more, and None if it is to end."""

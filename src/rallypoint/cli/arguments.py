@@ -13,11 +13,11 @@ import os
 from collections.abc import Callable
 from types import SimpleNamespace
 
-from rallypoint.agent.config import LaunchConfig, resolve_shutdown_timeout
-from rallypoint.base import defaults, report
-from rallypoint.base.records import Value
+from rallypoint.agent.config import LaunchConfig
+from rallypoint.base import defaults, environment, report
 from rallypoint.cli import command_line
 from rallypoint.cli.entry_point import EntryPoint, check_entry_point, entry_point
+from rallypoint.cli.options import OPTIONS
 from rallypoint.errors import UsageError
 from rallypoint.hardware.devices import allowed_cpus, determine_local_world_size
 from rallypoint.output.log_specs import DefaultLogsSpecs, LogsSpecs, Std, check_log_dir
@@ -89,15 +89,8 @@ _SETTINGS_WITH_FLAGS = (
 )
 
 
-class Meeting(Value):
-    """How many nodes meet, and where and how."""
-
-    min_nodes: int
-    max_nodes: int
-    backend: str
-    endpoint: str
-    run_id: str
-    settings: dict[str, Any]
+# Fields of LaunchConfig that are as their flags say.
+_FIELDS_WITH_FLAGS = [one.dest for one in OPTIONS if one.dest in LaunchConfig._fields and one.dest not in _SETTINGS_WITH_FLAGS]
 
 
 def config_from_args(args: Any, *, as_given: bool = False) -> tuple[LaunchConfig, EntryPoint, list[str]]:
@@ -105,41 +98,24 @@ def config_from_args(args: Any, *, as_given: bool = False) -> tuple[LaunchConfig
 
     `as_given` leaves the arguments alone: one node is not made to run standalone, and nobody looks whether the script is there.
     """
-    args = command_line.complete(args, os.environ)
+    args = command_line.complete(args, environment.own)
     entry, arguments = entry_point(args)
     if not as_given:
         check_entry_point(args)
     workers = _read(args, "nproc_per_node", read_workers)
-    meeting = _meeting(args, as_given)
-    config = LaunchConfig(
-        min_nodes=meeting.min_nodes,
-        max_nodes=meeting.max_nodes,
-        nproc_per_node=workers,
-        logs_specs=_logs_specs(args),
-        run_id=meeting.run_id,
-        role=args.role,
-        rdzv_endpoint=meeting.endpoint,
-        rdzv_backend=meeting.backend,
-        rdzv_configs=meeting.settings,
-        max_restarts=args.max_restarts,
-        monitor_interval=args.monitor_interval,
-        start_method=args.start_method,
-        log_line_prefix_template=args.log_line_prefix_template or os.environ.get(defaults.ENV_LOG_LINE_PREFIX_TEMPLATE),
-        local_addr=args.local_addr,
-        event_log_handler=args.event_log_handler,
-        numa_options=_numa_options(args.numa_binding),
-        signals_to_handle=args.signals_to_handle,
-        duplicate_stdout_filters=args.duplicate_stdout_filters,
-        duplicate_stderr_filters=args.duplicate_stderr_filters,
-        virtual_local_rank=args.virtual_local_rank,
-        shutdown_timeout=resolve_shutdown_timeout(args.shutdown_timeout),
-        exit_barrier_timeout=args.exit_barrier_timeout,
-        log_max_bytes=args.log_max_size,
-        worker_env=_worker_env(args, workers),
-        hang_timeout=_read(args, "hang_timeout", _hang_timeout),
-        health_port=args.health_port,
-        health_addr=args.health_addr,
-    )
+    fields = {
+        **{name: getattr(args, name) for name in _FIELDS_WITH_FLAGS},
+        **_meeting(args, as_given),
+        "nproc_per_node": workers,
+        "logs_specs": _logs_specs(args),
+        "log_line_prefix_template": args.log_line_prefix_template
+        or environment.own.get(defaults.ENV_LOG_LINE_PREFIX_TEMPLATE),
+        "numa_options": _numa_options(args.numa_binding),
+        "log_max_bytes": args.log_max_size,
+        "worker_env": _worker_env(args, workers),
+        "hang_timeout": _read(args, "hang_timeout", _hang_timeout),
+    }
+    config = LaunchConfig(**fields)
     _tell_threads(config, args.omp_num_threads)
     return config, entry, arguments
 
@@ -176,20 +152,37 @@ def _read(args: SimpleNamespace, dest: str, convert: Callable[[Any], T]) -> T:
         raise UsageError(f"{command_line.source(args, dest)}: {problem}") from problem
 
 
-def _meeting(args: SimpleNamespace, as_given: bool) -> Meeting:
+def _meeting(args: SimpleNamespace, as_given: bool) -> dict[str, Any]:
+    """How many nodes meet, and where and how, by field of LaunchConfig."""
     least, most = _read(args, "nnodes", read_nodes)
     settings = _settings(args)
     if not as_given and is_standalone(args, least, most):
+        least = most = 1
+        backend, endpoint, run_id = defaults.BACKEND_ELASTIC, "localhost:0", os.urandom(8).hex()
         settings = _elastic_settings(settings, 1, 1)
-        return Meeting(1, 1, defaults.BACKEND_ELASTIC, "localhost:0", os.urandom(8).hex(), settings)
+    else:
+        settings = _settings_of_backend(args, settings, least, most)
+        backend, endpoint, run_id = args.rdzv_backend, get_rdzv_endpoint(args), args.rdzv_id
+    return {
+        "min_nodes": least,
+        "max_nodes": most,
+        "rdzv_backend": backend,
+        "rdzv_endpoint": endpoint,
+        "run_id": run_id,
+        "rdzv_configs": settings,
+    }
+
+
+def _settings_of_backend(args: SimpleNamespace, settings: dict[str, Any], least: int, most: int) -> dict[str, Any]:
     _read(args, "rdzv_backend", registry.check_backend)
-    if args.rdzv_backend == defaults.BACKEND_CLI:
-        settings["rank"] = _static_rank(args, most)
-    elif args.rdzv_backend in (defaults.BACKEND_ELASTIC, defaults.BACKEND_PLUGIN):
-        settings = _elastic_settings(_with_rank(args, settings), least, most)
-    elif args.rdzv_backend in (defaults.BACKEND_ETCD, defaults.BACKEND_ETCD_V2, defaults.BACKEND_PLUGIN_ETCD):
-        settings = _with_rank(args, settings)
-    return Meeting(least, most, args.rdzv_backend, get_rdzv_endpoint(args), args.rdzv_id, settings)
+    match args.rdzv_backend:
+        case defaults.BACKEND_CLI:
+            return {**settings, "rank": _static_rank(args, most)}
+        case defaults.BACKEND_ELASTIC | defaults.BACKEND_PLUGIN:
+            return _elastic_settings(_with_rank(args, settings), least, most)
+        case defaults.BACKEND_ETCD | defaults.BACKEND_ETCD_V2 | defaults.BACKEND_PLUGIN_ETCD:
+            return _with_rank(args, settings)
+    return settings
 
 
 def is_standalone(args: SimpleNamespace, least: int, most: int) -> bool:
@@ -243,11 +236,11 @@ def _elastic_settings(settings: dict[str, Any], least: int, most: int) -> dict[s
 
     A job of one node that has none does not load what knows about them.
     """
-    if most == 1 and not settings and not any(name.startswith(defaults.ENV_SETTING_PREFIX) for name in os.environ):
+    if most == 1 and not settings and not any(name.startswith(defaults.ENV_SETTING_PREFIX) for name in environment.own):
         return settings
     from rallypoint.rendezvous.settings import check_node_unit, read_settings
 
-    known = read_settings(settings, os.environ)
+    known = read_settings(settings, environment.own)
     check_node_unit(known, least, most)
     return {**known.restart_settings(), **settings}
 
@@ -313,7 +306,7 @@ def _hang_timeout(text: str | None) -> str | None:
 
 
 def _worker_env(args: SimpleNamespace, workers: int) -> dict[str, str]:
-    already_set = defaults.ENV_OMP_NUM_THREADS in os.environ
+    already_set = defaults.ENV_OMP_NUM_THREADS in environment.own
     threads = _read(args, "omp_num_threads", lambda asked: threads_per_worker(asked, workers, already_set, allowed_cpus()))
     return {} if threads is None else {defaults.ENV_OMP_NUM_THREADS: str(threads)}
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 
+from rallypoint.base.text import parse_size, parse_truth
 from rallypoint.cli.options import BY_NAME, OPTIONS, Option
 from rallypoint.errors import UsageError
 
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
     from rallypoint.cli.options import Kind
 
 __all__ = ["closest", "complete", "is_given", "parse", "source", "split_list"]
-
-_TRUTHS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 
 
 def parse(argv: Sequence[str], environ: Mapping[str, str]) -> SimpleNamespace:
@@ -153,15 +152,11 @@ def _convert(option: Option, text: str, named: str) -> Any:
     convert, expected = _KINDS[option.kind]
     try:
         value = convert(text)
-    except (ValueError, KeyError):
+    except ValueError:
         raise UsageError(f"{named} must be {expected}, not {text!r}") from None
     if option.choices and value not in option.choices:
         raise UsageError(f"{named} must be one of {', '.join(option.choices)}, not {text!r}")
     return value
-
-
-def _truth(text: str) -> bool:
-    return _TRUTHS[text.strip().lower()]
 
 
 def split_list(text: str) -> list[str]:
@@ -170,18 +165,12 @@ def split_list(text: str) -> list[str]:
     return [piece for piece in pieces if piece]
 
 
-def _size(text: str) -> int:
-    from rallypoint.base.sizes import parse_size
-
-    return parse_size(text)
-
-
 _KINDS: dict[Kind, tuple[Callable[[str], Any], str]] = {
     "str": (str, "a text"),
     "choice": (str, "a text"),
     "int": (int, "a whole number"),
     "float": (float, "a number"),
-    "flag": (_truth, "1 or 0"),
+    "flag": (parse_truth, "1 or 0"),
     "list": (split_list, "a list"),
-    "size": (_size, "a number of bytes, as in 4096, 500M or 2G"),
+    "size": (parse_size, "a number of bytes, as in 4096, 500M or 2G"),
 }

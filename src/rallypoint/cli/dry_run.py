@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 
 from rallypoint.agent.config import LaunchConfig, resolve_shutdown_timeout
-from rallypoint.base import defaults
+from rallypoint.base import defaults, environment
+from rallypoint.base.text import ranges
 from rallypoint.errors import UsageError
 from rallypoint.hardware.devices import mask_variables
 from rallypoint.net.endpoint import parse_rendezvous_endpoint
@@ -76,7 +77,7 @@ def _pauses(config: LaunchConfig) -> str:
 
 
 def _time_outs(config: LaunchConfig) -> Iterator[str]:
-    kill_wait = os.environ.get(defaults.ENV_UNINTERRUPTIBLE_TIMEOUT) or f"{defaults.UNINTERRUPTIBLE_TIMEOUT_S:g}"
+    kill_wait = environment.text(defaults.ENV_UNINTERRUPTIBLE_TIMEOUT, f"{defaults.UNINTERRUPTIBLE_TIMEOUT_S:g}")
     yield f"SIGKILL {resolve_shutdown_timeout(config.shutdown_timeout)} s after the first signal"
     yield f"given up {kill_wait} s after SIGKILL"
     yield f"exit barrier {config.exit_barrier_timeout:g} s"
@@ -88,7 +89,7 @@ def _settings(config: LaunchConfig) -> str:
     """Those of the rendezvous: ours in words, and whatever else a back end is given, as it stands."""
     ours = {key: value for key, value in config.rdzv_configs.items() if key in BY_KEY or key == "conf_file"}
     others = {key: value for key, value in config.rdzv_configs.items() if key not in ours}
-    known = describe_settings(read_settings(ours, os.environ)) if config.max_nodes > 1 else ""
+    known = describe_settings(read_settings(ours, environment.own)) if config.max_nodes > 1 else ""
     return ", ".join(filter(None, [known, *(f"{key} {_shown(key, str(value))}" for key, value in others.items())]))
 
 
@@ -111,9 +112,9 @@ def _plans(config: LaunchConfig, arguments: Sequence[Any]) -> list[WorkerPlan]:
         hostname=os.uname().nodename,
         prefix_template=config.log_line_prefix_template,
         virtual_local_rank=config.virtual_local_rank,
-        visible_devices=next((os.environ[name] for name in variables if os.environ.get(name)), None),
+        visible_devices=environment.first_of(variables),
         extra_env=config.worker_env,
-        inherited=os.environ,
+        inherited=environment.own,
         mask_variables=variables,
     )
     return [plan_worker(group, ranks, arguments) for ranks in assign([Member(config.role, config.nproc_per_node)], 0)]
@@ -175,10 +176,9 @@ def _logs(config: LaunchConfig, workers: int) -> LogsDest | None:
 
 def _cpus(config: LaunchConfig, plans: Sequence[WorkerPlan]) -> tuple[dict[int, str], tuple[str, ...]]:
     """In words, for each local rank, and what else is to be told about them."""
-    from rallypoint.hardware.binding import format_cpus
 
     if config.numa_options is None:
-        allowed = format_cpus(sorted(os.sched_getaffinity(0)))
+        allowed = ranges(os.sched_getaffinity(0))
         return dict.fromkeys(range(len(plans)), f"{allowed}: all that may be used, as no binding was asked for"), ()
     from rallypoint.affinity import plan_binding, read_options
 
@@ -189,7 +189,7 @@ def _cpus(config: LaunchConfig, plans: Sequence[WorkerPlan]) -> tuple[dict[int, 
         if not options.should_fall_back_if_binding_fails:
             raise
         return dict.fromkeys(range(len(plans)), "not bound, see below"), (str(problem),)
-    return {one.local_rank: f"{format_cpus(one.cpus)}: {one.why}" for one in bound.bindings}, bound.notes
+    return {one.local_rank: f"{ranges(one.cpus)}: {one.why}" for one in bound.bindings}, bound.notes
 
 
 def _row(name: str, *texts: str) -> list[str]:

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable
 from types import SimpleNamespace
 
-from rallypoint.base import defaults
+from rallypoint.base import defaults, environment
 from rallypoint.errors import UsageError
 
 __all__ = ["check_entry_point", "entry_point", "get_use_env", "run_script_path"]
@@ -49,7 +49,7 @@ def run_script_path(training_script: str, *training_script_args: str) -> None:
 
 def check_entry_point(args: SimpleNamespace) -> None:
     """UsageError says what is not there."""
-    script, python = args.training_script, os.environ.get(defaults.ENV_PYTHON_EXEC)
+    script, python = args.training_script, environment.text(defaults.ENV_PYTHON_EXEC)
     if args.no_python:
         _check_program(script, "--no-python")
         return
@@ -67,7 +67,7 @@ def _command(args: SimpleNamespace) -> tuple[EntryPoint, list[str]]:
         return script, []
     if args.run_path:
         return run_script_path, [script]
-    python = os.environ.get(defaults.ENV_PYTHON_EXEC) or sys.executable
+    python = environment.text(defaults.ENV_PYTHON_EXEC, sys.executable)
     return python, ["-u", *(["-m"] if args.module else []), script]
 
 
@@ -90,7 +90,7 @@ def _here() -> str:
 
 def _check_module(module: str) -> None:
     """Look for the top-level package only: to look further, Python would import it."""
-    if os.environ.get(defaults.ENV_PYTHON_EXEC):
+    if environment.text(defaults.ENV_PYTHON_EXEC):
         return  # another interpreter has modules of its own
     top = module.partition(".")[0]
     if not all(map(str.isidentifier, module.split("."))):

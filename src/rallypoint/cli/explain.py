@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator, Sequence
 
 from rallypoint.base.bounded_json import clip
+from rallypoint.base.text import many
 from rallypoint.cli.command_line import closest
 from rallypoint.errors import ExitCode, UsageError
 from rallypoint.story import phases
@@ -22,7 +23,7 @@ from rallypoint.story.chronicle import Entry, NodeRun
 from rallypoint.story.event_logs import select
 from rallypoint.story.event_records import ENDED
 from rallypoint.story.goodput import Account
-from rallypoint.story.story import Story, duration, many, sentence, tell
+from rallypoint.story.story import Story, duration, sentence, tell
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 
 from rallypoint import errors
-from rallypoint.base import defaults, outbox, report
+from rallypoint.base import defaults, environment, outbox, report
 from rallypoint.cli import command_line
 from rallypoint.cli.arguments import config_from_args, get_rdzv_endpoint, parse_min_max_nnodes
 from rallypoint.cli.entry_point import get_use_env, run_script_path
@@ -110,7 +110,7 @@ def _await_readers(patience_s: float) -> None:
 
 def parse_args(args: Sequence[str] | None = None) -> SimpleNamespace:
     """The command line and the PET_ variables, as arguments under torchrun's names."""
-    return command_line.parse(sys.argv[1:] if args is None else args, os.environ)
+    return command_line.parse(sys.argv[1:] if args is None else args, environment.own)
 
 
 def run(args: Any) -> None:
@@ -220,7 +220,7 @@ def _print(text: str) -> int:
 
 
 def _set_sink() -> None:
-    name = os.environ.get(defaults.ENV_LOG_LEVEL, "").strip().upper()
+    name = environment.text(defaults.ENV_LOG_LEVEL).strip().upper()
     least = int(name) if name.isdecimal() else _LEVELS.get(name, report.INFO)
 
     def tell(level: int, text: str) -> None:

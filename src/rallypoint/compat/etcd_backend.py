@@ -8,11 +8,10 @@ etcd's v2 API, which etcd no longer has.
 from __future__ import annotations
 
 import binascii
-import os
 from base64 import b64decode, b64encode
 from collections.abc import Callable
 
-from rallypoint.base import defaults
+from rallypoint.base import defaults, environment
 from rallypoint.base.records import Record, Value
 from rallypoint.compat.etcd_store import EtcdStore
 from rallypoint.coordination.cell.etcd_cell import EtcdCell
@@ -81,7 +80,7 @@ class EtcdRendezvousBackend(RendezvousBackend):
 
 def create_backend(params: RendezvousParameters) -> tuple[EtcdRendezvousBackend, EtcdStore]:
     """The back end that `params` describe, and a store in the same cluster."""
-    settings = read_etcd_settings(params.endpoint or f"localhost:{defaults.ETCD_PORT}", params.config, os.environ)
+    settings = read_etcd_settings(params.endpoint or f"localhost:{defaults.ETCD_PORT}", params.config, environment.own)
     backend = EtcdRendezvousBackend(settings.access, params.run_id, key_prefix=KEY_PREFIX)
     backend.get_state()  # so that who cannot reach it hears of it now
     return backend, EtcdStore(settings.access, STORE_PREFIX)

@@ -261,11 +261,14 @@ _TELLING: dict[str, tuple[Names, Names]] = {
 }
 
 _UTILITIES: dict[str, tuple[Names, Names]] = {
-    "elastic.utils.api": ({"compat.torch_names": "get_env_variable_or_raise get_socket_with_port macros"}, {"": "os socket"}),
-    "elastic.utils": ({"compat.torch_names": "get_env_variable_or_raise get_socket_with_port macros"}, {}),
+    "elastic.utils.api": (
+        {"compat.torch_names": "get_env_variable_or_raise macros", "net.endpoint": "get_socket_with_port"},
+        {"": "os socket"},
+    ),
+    "elastic.utils": ({"compat.torch_names": "get_env_variable_or_raise macros", "net.endpoint": "get_socket_with_port"}, {}),
     "elastic.utils.store": ({"store.barriers": "barrier get_all store_timeout synchronize"}, {}),
     "elastic.utils.distributed": (
-        {"rendezvous.torch_stores": "create_c10d_store", "compat.torch_names": "get_free_port get_socket_with_port"},
+        {"rendezvous.torch_stores": "create_c10d_store", "net.endpoint": "get_free_port get_socket_with_port"},
         {"": "datetime os socket"},
     ),
     "elastic.utils.logging": ({"compat.torch_names": "get_log_level get_logger"}, {"": "inspect logging os warnings"}),

@@ -11,12 +11,11 @@ Errors and results are of torch's classes. They are looked up where the program 
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from rallypoint.base import defaults
+from rallypoint.base import defaults, environment
 from rallypoint.base.torch_presence import imported_torch
 from rallypoint.errors import JobFailedError, RallypointError, RendezvousError, RendezvousGracefulExitError
 from rallypoint.protocol import agent_machine
@@ -55,7 +54,7 @@ def _create(params: Any) -> TorchrunHandler:
 def _shutdown_timeout_s() -> float:
     """How long torchrun gives its workers to stop, for which the others then wait."""
     try:
-        return float(os.environ.get(defaults.ENV_SHUTDOWN_TIMEOUT, defaults.SHUTDOWN_TIMEOUT_S))
+        return float(environment.own.get(defaults.ENV_SHUTDOWN_TIMEOUT, defaults.SHUTDOWN_TIMEOUT_S))
     except ValueError:
         return defaults.SHUTDOWN_TIMEOUT_S
 

@@ -19,7 +19,7 @@ import functools
 import os
 import sys
 
-from rallypoint.base import defaults
+from rallypoint.base import defaults, environment
 
 TYPE_CHECKING = False  # spares workers the import of typing
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class ErrorHandler:
             self._write_error_file(path, error)
 
     def _get_error_file_path(self) -> str | None:
-        return os.environ.get(defaults.ENV_ERROR_FILE)
+        return environment.own.get(defaults.ENV_ERROR_FILE)
 
     def _write_error_file(self, path: str, error: dict[str, Any]) -> None:
         """Whole or not at all: the agent may look at any time, and this process may be killed at any time."""

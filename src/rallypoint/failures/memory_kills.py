@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 
 from rallypoint.base.records import Value
+from rallypoint.base.text import many
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -108,7 +109,7 @@ class MemoryKills:
         risen = next((cgroup for cgroup in self._cgroups if cgroup.counter_file in rises), None)
         if risen is None:
             return ""
-        count = _processes(rises[risen.counter_file])
+        count = many(rises[risen.counter_file], "process", "processes")
         limited = [cgroup for cgroup in self._cgroups if cgroup.version == risen.version and _limit_bytes(cgroup)]
         if not limited:
             return f"the kernel killed {count} of cgroup {risen.name} because the host ran out of memory"
@@ -119,7 +120,7 @@ class MemoryKills:
         """A guess, for want of better: where our own cgroup is counted and did not rise, the dead were somebody else's."""
         if len(self._counters) > 1 or self._root + _HOST not in rises:
             return ""
-        count = _processes(rises[self._root + _HOST])
+        count = many(rises[self._root + _HOST], "process", "processes")
         return f"probably out of memory: meanwhile the kernel killed {count} on this host because memory ran out"
 
 
@@ -227,10 +228,6 @@ def _limit_text(cgroup: _Cgroup) -> str:
 
 def _gib(size_bytes: int) -> str:
     return f"{size_bytes / 2**30:.1f} GiB" if size_bytes >= 2**30 else f"{size_bytes / 2**20:.0f} MiB"
-
-
-def _processes(count: int) -> str:
-    return f"{count} process" if count == 1 else f"{count} processes"
 
 
 def _last_match(pattern: str, lines: list[str]) -> re.Match[str] | None:

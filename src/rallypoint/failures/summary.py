@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Iterable
 from itertools import groupby
 
+from rallypoint.base.text import ranges
 from rallypoint.failures.process_failure import NOT_AVAILABLE
 from rallypoint.failures.tracebacks import Frame, find_fatal_error, headline, outside_traceback, plain_lines
 
@@ -27,7 +27,7 @@ _MESSAGE_LINES_MAX = 12
 _FRAMES_MAX = 6
 _STDERR_LINES_MAX = 20
 _OTHER_GROUPS_MAX = 8
-_RANK_RANGES_MAX = 8
+_RANK_RANGES_MAX = 8  # a job may have thousands of ranks
 
 _NO_LOG = "none was kept; --log-dir DIR with --tee 3 keeps all that workers write"
 _ADVICE_FOR_MEMORY = "give the job more memory, or let it use less: smaller batches, fewer workers or data loaders."
@@ -200,19 +200,8 @@ def _group_line(ranks: list[int], failures: dict[int, ProcessFailure], start_s: 
         return _short(f"  rank {ranks[0]} ({details}, host {earliest.hostname}) {after}: {what}")
     hosts = sorted({failures[rank].hostname for rank in ranks})
     where = f"host {hosts[0]}" if len(hosts) == 1 else f"{len(hosts)} hosts"
-    return _short(f"  ranks {_ranges(ranks)} ({len(ranks)} workers on {where}, {_exit_text(earliest)}) from {after[3:]}: {what}")
-
-
-def _ranges(numbers: Iterable[int]) -> str:
-    """1, 2, 3, 5 as ``1-3, 5``; at most so many ranges, because a job may have thousands of ranks."""
-    ranges: list[tuple[int, int]] = []
-    for number in sorted(numbers):
-        if ranges and ranges[-1][1] == number - 1:
-            ranges[-1] = (ranges[-1][0], number)
-        else:
-            ranges.append((number, number))
-    shown = [str(low) if low == high else f"{low}-{high}" for low, high in ranges[:_RANK_RANGES_MAX]]
-    return ", ".join(shown) + (", ..." if len(ranges) > _RANK_RANGES_MAX else "")
+    named = ranges(ranks, ", ", _RANK_RANGES_MAX)
+    return _short(f"  ranks {named} ({len(ranks)} workers on {where}, {_exit_text(earliest)}) from {after[3:]}: {what}")
 
 
 def _time_text(seconds: float) -> str:

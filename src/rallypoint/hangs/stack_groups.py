@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Hashable, Iterable, Sequence
 
 from rallypoint.base.records import Value
+from rallypoint.base.text import plural, ranges
 
 __all__ = [
     "ProcessStacks",
@@ -94,15 +95,8 @@ def standing(worker: WorkerStacks) -> Hashable:
 
 def rank_ranges(ranks: Iterable[int]) -> str:
     """``rank 3`` or ``ranks 0-2,5``."""
-    ordered = sorted(set(ranks))
-    runs: list[list[int]] = []
-    for rank in ordered:
-        if runs and rank == runs[-1][-1] + 1:
-            runs[-1].append(rank)
-        else:
-            runs.append([rank])
-    shown = ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
-    return f"{'rank' if len(ordered) == 1 else 'ranks'} {shown}"
+    distinct = set(ranks)
+    return f"{plural(len(distinct), 'rank')} {ranges(distinct)}"
 
 
 class _Group(Value):

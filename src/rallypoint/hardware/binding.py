@@ -23,7 +23,7 @@ from itertools import accumulate
 from rallypoint.base.records import Value
 from rallypoint.errors import UsageError
 
-__all__ = ["AffinityMode", "Binding", "Cpu", "Device", "Plan", "Topology", "bind", "format_cpus", "parse_cpus"]
+__all__ = ["AffinityMode", "Binding", "Cpu", "Device", "Plan", "Topology", "bind", "parse_cpus"]
 
 _MOST_CPUS = 1 << 16  # more than any kernel can be built for
 _FAR = 255  # what the kernel writes for a node that cannot be reached
@@ -102,7 +102,7 @@ def bind(topology: Topology, mode: AffinityMode, devices: Sequence[Device | None
 
 
 def parse_cpus(text: str) -> tuple[int, ...]:
-    """The numbers in a list as the kernel writes it, such as ``0-3,8``."""
+    """The numbers in a list as the kernel writes it, such as ``0-3,8``; the inverse of `ranges`."""
     numbers: set[int] = set()
     for piece in filter(None, text.strip().split(",")):
         first, _, last = piece.partition("-")
@@ -111,17 +111,6 @@ def parse_cpus(text: str) -> tuple[int, ...]:
             raise ValueError(f"{piece!r} is not a range of CPUs")
         numbers.update(range(start, end + 1))
     return tuple(sorted(numbers))
-
-
-def format_cpus(cpus: Sequence[int]) -> str:
-    """The inverse of `parse_cpus`."""
-    ranges: list[list[int]] = []
-    for cpu in sorted(cpus):
-        if ranges and cpu == ranges[-1][1] + 1:
-            ranges[-1][1] = cpu
-        else:
-            ranges.append([cpu, cpu])
-    return ",".join(f"{first}" if first == last else f"{first}-{last}" for first, last in ranges)
 
 
 def _place(topology: Topology, devices: Sequence[Device | None]) -> list[_Place]:

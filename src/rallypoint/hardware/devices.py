@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 
-from rallypoint.base import defaults
+from rallypoint.base import defaults, environment
 from rallypoint.base.torch_presence import imported_torch
 from rallypoint.errors import UsageError
 
@@ -70,35 +70,35 @@ def allowed_cpus() -> int:
     return os.cpu_count() or 1
 
 
-def visible_gpus(root: str = "/", environ: Mapping[str, str] = os.environ) -> int:
+def visible_gpus(root: str = "/", environ: Mapping[str, str] = environment.own) -> int:
     """NVIDIA GPUs that a CUDA program started here would see."""
     return len(choose(environ.get(defaults.ENV_CUDA_VISIBLE_DEVICES), _count_nvidia(root)))
 
 
-def visible_amd_gpus(root: str = "/", environ: Mapping[str, str] = os.environ) -> int:
+def visible_amd_gpus(root: str = "/", environ: Mapping[str, str] = environment.own) -> int:
     """AMD GPUs that a HIP program started here would see: its own mask counts among those that the driver's mask leaves."""
     present = len(choose(environ.get(ENV_ROCR_VISIBLE_DEVICES), len(amd_nodes(root))))
     return len(choose(amd_mask(environ), present))
 
 
-def visible_xpus(root: str = "/", environ: Mapping[str, str] = os.environ) -> int:
+def visible_xpus(root: str = "/", environ: Mapping[str, str] = environment.own) -> int:
     """Intel GPUs that a Level Zero program started here would see."""
     return len(choose(environ.get(defaults.ENV_ZE_AFFINITY_MASK) or None, len(intel_cards(root))))
 
 
-def visible_gaudis(root: str = "/", environ: Mapping[str, str] = os.environ) -> int:
+def visible_gaudis(root: str = "/", environ: Mapping[str, str] = environment.own) -> int:
     """Habana Gaudi accelerators: in a container only those with a device node are ours."""
     nodes = _numbered(names_in(root, "dev/accel"), "accel")
     present = sum(_driver(os.path.join(root, "sys/class/accel", f"accel{node}")) == _GAUDI_DRIVER for node in nodes)
     return len(choose(environ.get(ENV_HABANA_VISIBLE_MODULES), present))
 
 
-def visible_npus(root: str = "/", environ: Mapping[str, str] = os.environ) -> int:
+def visible_npus(root: str = "/", environ: Mapping[str, str] = environment.own) -> int:
     """Huawei Ascend NPUs."""
     return len(choose(environ.get(ENV_ASCEND_RT_VISIBLE_DEVICES), len(_numbered(names_in(root, "dev"), "davinci"))))
 
 
-def visible_tpus(root: str = "/", environ: Mapping[str, str] = os.environ) -> int:
+def visible_tpus(root: str = "/", environ: Mapping[str, str] = environment.own) -> int:
     """Google TPU chips, which have a device node of their own or are passed through as groups of the IOMMU."""
     chips = [node for node in _numbered(names_in(root, "dev"), "accel") if _is_tpu(root, f"sys/class/accel/accel{node}/device")]
     for group in _numbered(names_in(root, "dev/vfio"), "") if not chips else ():
@@ -216,7 +216,7 @@ def _accelerators() -> int:
 
 def _none_visible(kind: str) -> UsageError:
     variables = _GPU_MASKS if kind == "gpu" else (defaults.ENV_ZE_AFFINITY_MASK,)
-    settings = [f"{variable} is {os.environ[variable]!r}" for variable in variables if variable in os.environ]
+    settings = [f"{variable} is {environment.own[variable]!r}" for variable in variables if variable in environment.own]
     return UsageError(
         f"no {kind} is visible here ({', '.join(settings) or 'the driver shows none'}); give a number, or use cpu or auto"
     )

@@ -7,7 +7,7 @@ import os
 import socket
 from collections.abc import Iterator
 
-from rallypoint.base import defaults
+from rallypoint.base import defaults, environment
 from rallypoint.errors import UsageError
 from rallypoint.net.listening import hold_port
 
@@ -40,7 +40,7 @@ def open_listeners_or_explain(address: str, port: int) -> list[socket.socket]:
 
 def resolve_health_port(given: int | None) -> int:
     """The port as given, else as the environment says it; 0, any that is free, where neither does."""
-    return _parse_port((os.environ.get(defaults.ENV_HEALTH_CHECK_PORT) or 0) if given is None else given)
+    return _parse_port((environment.text(defaults.ENV_HEALTH_CHECK_PORT) or 0) if given is None else given)
 
 
 def _parse_port(value: str | int) -> int:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import socket
-import threading
 import time
 from collections.abc import Callable, Sequence
 
@@ -18,6 +17,7 @@ from rallypoint.health.port import open_listeners_or_explain
 from rallypoint.health.status import AgentStatus, StatusBoard
 from rallypoint.net.http import Request, Response, is_named_so
 from rallypoint.net.http_server import HttpServer
+from rallypoint.net.service_thread import importing
 from rallypoint.story.phases import totals
 
 TYPE_CHECKING = False
@@ -134,7 +134,7 @@ class HealthCheckServer:
 
     def _load_exposition(self) -> Exposition:
         """Loaded when somebody asks, since it takes as long as several starts of rallypoint."""
-        with _importing:
+        with importing:
             from rallypoint.health.exposition import Exposition
 
         return Exposition(self._board, self._limits, self._metric_handler)
@@ -188,7 +188,3 @@ def describe(status: AgentStatus, progress_at: float | None, now: float) -> dict
         "last_progress_s": None if progress_at is None else round(now - progress_at, 3),
         "seconds": {phase: round(seconds, 3) for phase, seconds in totals(status.ledger, now).items()},
     }
-
-
-_importing = threading.Lock()  # a fork in the middle of it would have the locks of modules that nobody there ever frees
-os.register_at_fork(before=_importing.acquire, after_in_parent=_importing.release, after_in_child=_importing.release)

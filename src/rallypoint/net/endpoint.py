@@ -122,13 +122,19 @@ def get_socket_with_port() -> socket.socket:
     failures = []
     for family, *_ in socket.getaddrinfo("localhost", None, type=socket.SOCK_STREAM):
         try:
-            sock = socket.socket(fileno=_bind(family, "localhost").detach())
+            return _listen(socket.socket(fileno=_bind(family, "localhost").detach()))
         except OSError as error:  # localhost may stand for ::1 too where IPv6 is switched off
             failures.append(error)
-        else:
-            sock.listen(0)
-            return sock
     raise RuntimeError(f"no port could be opened on localhost: {', '.join(map(str, failures))}")
+
+
+def _listen(sock: socket.socket) -> socket.socket:
+    try:
+        sock.listen(0)
+    except OSError:
+        sock.close()
+        raise
+    return sock
 
 
 def get_local_address() -> str:

@@ -11,19 +11,18 @@ there is no room for a newcomer, the one that has been silent for the longest gi
 
 from __future__ import annotations
 
-import os
 import select
 import socket
-import threading
 import time
 from collections.abc import Callable, Sequence
 
-from rallypoint.base import outbox, report
+from rallypoint.base import report
 from rallypoint.base.limits import STRANGERS_IN_RESERVE, is_reserved
 from rallypoint.base.records import Value
 from rallypoint.net.acceptor import Doorway
 from rallypoint.net.http import METHODS, Refusal, Request, RequestReader, Response, render
-from rallypoint.net.wake_fd import Bell
+from rallypoint.net.service_thread import ServiceThread
+from rallypoint.net.wake_fd import WakeFd
 
 __all__ = ["Admits", "Answer", "HttpLimits", "HttpLoop", "HttpServer"]
 
@@ -93,16 +92,16 @@ class HttpLoop:
     """Everything that the server's thread does."""
 
     def __init__(
-        self, listeners: Sequence[socket.socket], bell: Bell, answer: Answer, admits: Admits, limits: HttpLimits
+        self, listeners: Sequence[socket.socket], wake_fd: WakeFd, answer: Answer, admits: Admits, limits: HttpLimits
     ) -> None:
         self._answer = answer
         self._admits = admits
         self._limits = limits
         self._connections: dict[int, Connection] = {}
         self._quiet_until = 0.0
-        self._bell = bell
+        self._wake_fd = wake_fd
         self._poll = select.epoll()
-        self._poll.register(bell.fileno(), IN)
+        self._poll.register(wake_fd.fileno(), IN)
         for listener in listeners:
             listener.setblocking(False)
         self._doorway = Doorway(listeners, self._poll)
@@ -308,12 +307,9 @@ class HttpServer:
         admits: Admits = lambda _: True,
         limits: HttpLimits = HttpLimits(),  # noqa: B008  # a value
     ) -> None:
-        self._bell = Bell()
-        self._loop = HttpLoop(listeners, self._bell, answer, admits, limits)
-        self._lock = threading.Lock()  # nobody rings the bell while it is being closed
-        self._is_ending = False
-        self._thread = threading.Thread(target=self._run, name=f"rallypoint-{name}", daemon=True)
-        _open_servers[id(self)] = self
+        wake_fd = WakeFd()
+        self._loop = HttpLoop(listeners, wake_fd, answer, admits, limits)
+        self._thread = ServiceThread(name, wake_fd, self._serve, self._loop.close)
 
     def start(self) -> None:
         self._thread.start()
@@ -322,41 +318,8 @@ class HttpServer:
         """End all connections, and listen no more. An answer that is being made is waited for so long; after that the thread,
         which keeps nobody from ending, does all this when the answer is made. Twice is once.
         """
-        with self._lock:
-            self._is_ending = True
-            self._bell.ring()
-        if self._thread.ident is None:
-            self._let_go()
-        elif self._thread is not threading.current_thread():
-            self._thread.join(timeout_s)
-            outbox.settle()
+        self._thread.stop(timeout_s)
 
-    def _run(self) -> None:
-        try:
-            while not self._is_ending:
-                self._loop.turn()
-        finally:
-            self._let_go()
-
-    def _let_go(self) -> None:
-        _open_servers.pop(id(self), None)
-        with self._lock:
-            self._is_ending = True
-            self._loop.close()
-            self._bell.close()
-
-    def let_go_in_child(self) -> None:
-        """In a fork, which has no thread of ours: close the copies, or peers would never see the server end."""
-        self._lock = threading.Lock()  # the old one may have been held by a thread that is not here
-        self._let_go()
-
-
-_open_servers: dict[int, HttpServer] = {}
-
-
-def _let_go_in_child() -> None:
-    for server in list(_open_servers.values()):
-        server.let_go_in_child()
-
-
-os.register_at_fork(after_in_child=_let_go_in_child)
+    def _serve(self) -> None:
+        while not self._thread.is_ending:
+            self._loop.turn()

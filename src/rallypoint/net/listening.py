@@ -11,6 +11,8 @@ import _socket  # socket takes 4 ms to import, and every job holds a port before
 import errno
 from collections.abc import Sequence
 
+from rallypoint.base.text import host_port
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import socket
@@ -172,7 +174,7 @@ def _bind(family: int, address: tuple[Any, ...]) -> _socket.socket | None:
         sock.close()
         if error.errno in NOT_LOCAL:
             return None
-        raise OSError(error.errno, f"cannot listen at {_written(address)}: {error.strerror}") from error
+        raise OSError(error.errno, f"cannot listen at {host_port(*address[:2])}: {error.strerror}") from error
     return sock
 
 
@@ -199,8 +201,3 @@ def tune(sock: _socket.socket) -> None:
 def address_of(sock: _socket.socket) -> tuple[str, int]:
     host, port, *_ = sock.getsockname()
     return host, port
-
-
-def _written(address: tuple[Any, ...]) -> str:
-    host, port, *_ = address
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

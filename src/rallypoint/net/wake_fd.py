@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import os
 
-__all__ = ["Bell"]
+__all__ = ["WakeFd"]
 
 
-class Bell:
-    """Readable from when it is rung until it is silenced; may be rung from any thread, as often as one likes."""
+class WakeFd:
+    """Readable from when it is set until it is cleared; may be set from any thread, as often as one likes."""
 
     def __init__(self) -> None:
         self._fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
 
-    def ring(self) -> None:
+    def set(self) -> None:
         if self._fd >= 0:
             os.eventfd_write(self._fd, 1)
 
-    def silence(self) -> None:
+    def clear(self) -> None:
         try:
             os.eventfd_read(self._fd)
         except BlockingIOError:

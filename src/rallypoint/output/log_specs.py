@@ -23,7 +23,7 @@ import stat
 from abc import ABC, abstractmethod
 from enum import IntFlag
 
-from rallypoint.base import defaults, report
+from rallypoint.base import defaults, environment, report
 from rallypoint.base.outbox import Deputy
 from rallypoint.base.records import Record, Value, field
 from rallypoint.base.signals import inbox
@@ -354,7 +354,7 @@ def _log_dir_error(log_dir: str, reason: str, culprit: str = "--log-dir") -> Usa
 
 
 def _temporary_path() -> str:
-    parent = os.environ.get(defaults.ENV_TMPDIR) or defaults.TEMPORARY_DIR
+    parent = environment.temporary_dir()
     return os.path.join(os.path.abspath(parent), f"rallypoint_{os.urandom(8).hex()}")
 
 

@@ -10,6 +10,8 @@ import os
 import signal
 from subprocess import Popen
 
+from rallypoint.base import environment
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import IO, Any
@@ -35,7 +37,7 @@ class SubprocessHandler:
         self._stdout = _open(stdout)
         self._stderr = _open(stderr)
         try:
-            self.proc = self._popen((entrypoint, *map(str, args)), {**os.environ, **env})
+            self.proc = self._popen((entrypoint, *map(str, args)), {**environment.own, **env})
         except BaseException:  # raised again, but the files are closed
             self._close_files()
             raise

@@ -14,7 +14,7 @@ import signal
 import time
 from abc import abstractmethod
 
-from rallypoint.base import defaults, report
+from rallypoint.base import defaults, environment, report
 from rallypoint.base.signals import inbox
 from rallypoint.errors import LicenceOverError, UnkillableWorkersError, WorkerStartError, worker_start_error
 from rallypoint.output.log_specs import LogsDest, Std, file_clerk
@@ -116,7 +116,7 @@ class WardedContext(PContext):
         self._logs = self._destinations()
         specs = self._logs_specs
         self._outlets = Outlets(self._logs, getattr(specs, "log_max_bytes", None), getattr(specs, "run_folder", None))
-        self._inherited_env = {name: value for name, value in os.environ.items() if name != defaults.ENV_SECRET}
+        self._inherited_env = {name: value for name, value in environment.own.items() if name != defaults.ENV_SECRET}
         suspension.begin(self._warden.pid)
         stdin = _input_of_workers()
         try:

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from rallypoint.base import defaults
 from rallypoint.base.records import Value
 from rallypoint.protocol.job_records import NOT_READY, NodeRecord, Signal
 from rallypoint.protocol.seating import Candidate, Seated, arrange, preferred
@@ -36,11 +37,12 @@ if TYPE_CHECKING:
     Interruption = Literal["loss", "departure", "join"]
 
 __all__ = [
-    "Conclude", "Current", "Decision", "Expel", "Form", "GiveUp", "Gone", "Interrupt", "Node", "Policy", "Wait", "decide",
-    "listed",
+    "READY_MARGIN_S", "Conclude", "Current", "Decision", "Expel", "Form", "GiveUp", "Gone", "Interrupt", "Node", "Policy", "Wait",
+    "decide", "listed",
 ]  # fmt: skip
 
 MAX_NAMED = 16
+READY_MARGIN_S = 5.0  # beyond the time in which workers are stopped
 MARGIN_S = 0.3  # what two clocks may differ by over one lease, and a kill may take
 DRIFT = 1.01  # no clock gains more than that on another; over a long fence that is more than the margin
 STOP_AHEAD_S = 2.0  # how long before its fence is over a silent node is given up, so that the others have stopped by then
@@ -53,13 +55,13 @@ class Policy(Value):
 
     min_nodes: int
     max_nodes: int
-    node_unit: int = 1
-    join_timeout_s: float = 600.0
-    last_call_s: float = 30.0
-    scale_up_window_s: float = 0.3
-    lease_s: float = 3.0
+    node_unit: int = defaults.NODE_UNIT
+    join_timeout_s: float = defaults.JOIN_TIMEOUT_S
+    last_call_s: float = defaults.LAST_CALL_TIMEOUT_S
+    scale_up_window_s: float = defaults.SCALE_UP_WINDOW_S
+    lease_s: float = defaults.KEEP_ALIVE_INTERVAL_S * defaults.KEEP_ALIVE_MAX_ATTEMPT
     after_expiry_s: float = 0.0
-    ready_timeout_s: float = 35.0
+    ready_timeout_s: float = defaults.SHUTDOWN_TIMEOUT_S + READY_MARGIN_S  # after that a node is expelled
 
     @property
     def fence_s(self) -> float:

@@ -18,7 +18,9 @@ from __future__ import annotations
 import signal
 from collections.abc import Sequence
 
+from rallypoint.base import defaults
 from rallypoint.base.records import Value
+from rallypoint.base.text import plural
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -39,9 +41,9 @@ _FAILURE_CHARS_MAX = 500
 class RestartPolicy(Value):
     max_restarts: int
     no_retry_exit_codes: tuple[int, ...] = ()  # they can never succeed; -N: ended by signal N
-    backoff_s: float = 1.0  # before the second restart for a failure, then doubled each time; 0: none
-    max_backoff_s: float = 30.0
-    window_s: float = 0.0  # failures older than this are forgiven; 0: never
+    backoff_s: float = defaults.RESTART_BACKOFF_S  # before the second restart for a failure, then doubled each time; 0: none
+    max_backoff_s: float = defaults.RESTART_BACKOFF_MAX_S
+    window_s: float = defaults.RESTART_WINDOW_S  # failures older than this are forgiven; 0: never
     max_membership_changes: int | None = None  # joins, losses and departures together; None: no limit
 
 
@@ -166,4 +168,4 @@ def _nodes(names: Sequence[str]) -> str:
     """A rack that goes at once is not listed in full."""
     shown = ", ".join(name[:_NAME_CHARS_MAX] for name in names[:_NAMES_MAX])
     more = f" and {len(names) - _NAMES_MAX} more" if len(names) > _NAMES_MAX else ""
-    return f"node{'s' if len(names) > 1 else ''} {shown}{more}"
+    return f"{plural(len(names), 'node')} {shown}{more}"

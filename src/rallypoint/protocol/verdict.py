@@ -27,6 +27,7 @@ from rallypoint.base.bounded_json import (
     size,
 )
 from rallypoint.base.records import Value
+from rallypoint.base.text import many, plural
 from rallypoint.protocol.failure_reports import (
     NAME_BYTES_MAX,
     NAMED_MAX,
@@ -108,8 +109,8 @@ def describe(verdict: Verdict) -> str:
     others = []
     if verdict.victim_count:
         ranks = [str(victim.rank) for victim in verdict.victims]
-        named = f" (rank{_s(verdict.victim_count)} {_list(ranks, verdict.unnamed_victims)})" if ranks else ""
-        others.append(f"{verdict.victim_count} victim{_s(verdict.victim_count)}{named}")
+        named = f" ({plural(verdict.victim_count, 'rank')} {_list(ranks, verdict.unnamed_victims)})" if ranks else ""
+        others.append(f"{many(verdict.victim_count, 'victim')}{named}")
     if verdict.stopped:
         others.append(f"{verdict.stopped} stopped by the launcher")
     return "; ".join([*_causes(verdict), *([", ".join(others)] if others else [])])
@@ -151,24 +152,20 @@ def _victim_lines(verdict: Verdict) -> list[str]:
     alike: dict[tuple[str, str], list[str]] = {}
     for rank, host, line in verdict.victims:
         alike.setdefault((host, line), []).append(str(rank))
-    lines = [f"  rank{_s(len(ranks))} {', '.join(ranks)} (host {host}): {line}" for (host, line), ranks in alike.items()]
+    lines = [f"  {plural(len(ranks), 'rank')} {', '.join(ranks)} (host {host}): {line}" for (host, line), ranks in alike.items()]
     return [*lines, *([f"  and {verdict.unnamed_victims} more"] if verdict.unnamed_victims else [])]
 
 
 def _workers(verdict: Verdict, count: int) -> str:
-    return f"{count} of {verdict.world_size} workers" if verdict.world_size else f"{count} worker{_s(count)}"
+    return f"{count} of {verdict.world_size} workers" if verdict.world_size else many(count, "worker")
 
 
 def _nodes(names: Sequence[str], unnamed: int) -> str:
-    return f"node{_s(len(names) + unnamed)} {_list(names, unnamed)}"
+    return f"{plural(len(names) + unnamed, 'node')} {_list(names, unnamed)}"
 
 
 def _list(names: Iterable[str], unnamed: int) -> str:
     return ", ".join(names) + (f" and {unnamed} more" if unnamed else "")
-
-
-def _s(count: int) -> str:
-    return "" if count == 1 else "s"
 
 
 # --- for the other nodes ---------------------------------------------------------------------------------------------------

@@ -31,7 +31,7 @@ from rallypoint.coordination.engine import (
 )
 from rallypoint.coordination.model import Outcome, Read, Request, Snapshot, Transaction
 from rallypoint.errors import RendezvousError
-from rallypoint.net.wake_fd import Bell
+from rallypoint.net.wake_fd import WakeFd
 from rallypoint.processes.context import wait_readable
 from rallypoint.processes.licence import Licence
 from rallypoint.protocol import news
@@ -82,9 +82,9 @@ class Driver:
         self._lock = threading.Lock()
         self._words: deque[Word] = deque()
         self._heard: deque[news.News | Fenced | Lost] = deque()
-        self._bell = Bell()  # wakes this thread
-        self._out = Bell()  # wakes the agent
-        self._fenced = Bell()  # says that workers must not run
+        self._bell = WakeFd()  # wakes this thread
+        self._out = WakeFd()  # wakes the agent
+        self._fenced = WakeFd()  # says that workers must not run
         self._is_stopped = False
         self._ready_port: int | None = None
         self._thread = threading.Thread(target=self._run, name="rallypoint-rendezvous", daemon=True)
@@ -106,15 +106,15 @@ class Driver:
     def tell(self, word: Word) -> None:
         """Let the participant be told something; in the order of calls."""
         self._words.append(word)
-        self._bell.ring()
+        self._bell.set()
 
     def take(self) -> news.News | Fenced | Lost | None:
         """The oldest news that has not been taken."""
-        self._out.silence()
+        self._out.clear()
         with self._lock:
             heard = self._heard.popleft() if self._heard else None
             if self._heard:
-                self._out.ring()
+                self._out.set()
         return heard
 
     def peek(self) -> tuple[news.News | Fenced | Lost, ...]:
@@ -130,7 +130,7 @@ class Driver:
     def stop(self, timeout_s: float) -> bool:
         """Let the thread end after what it was told; whether it did in time."""
         self._is_stopped = True
-        self._bell.ring()
+        self._bell.set()
         if self._thread.ident is not None:
             self._thread.join(timeout_s)
         return not self._thread.is_alive()
@@ -150,7 +150,7 @@ class Driver:
     def wait(self, timeout_s: float) -> None:
         """For `connect`: sleep, unless there is something to do."""
         wait_readable([self._bell.fileno()], timeout_s)
-        self._bell.silence()
+        self._bell.clear()
 
     # The thread itself.
 
@@ -259,7 +259,7 @@ class Driver:
 
     def _turn(self, engine: Coordination, participant: Participant) -> bool:
         """Take in what came, do the one thing that is next; whether there may be more to do."""
-        self._bell.silence()
+        self._bell.clear()
         while self._words:
             self._words.popleft()(participant)
         now = time.monotonic()
@@ -300,7 +300,7 @@ class Driver:
         if participant.is_stopping:  # our agent is busy with that, or stuck in it, and hears nothing
             report.warn(f"this node's workers are killed: {why}")
         if participant.seat is not None:
-            self._fenced.ring()
+            self._fenced.set()
             self._hear(Fenced(why))
         else:
             report.info(f"joining anew: {why}")
@@ -310,10 +310,10 @@ class Driver:
         for one in participant.take_news():
             if isinstance(one, news.Seated):
                 self._ready_port = None
-                self._fenced.silence()
+                self._fenced.clear()
             self._hear(one)
 
     def _hear(self, one: news.News | Fenced | Lost) -> None:
         with self._lock:
             self._heard.append(one)
-        self._out.ring()
+        self._out.set()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 
-from rallypoint.base import defaults, report
+from rallypoint.base import defaults, environment, report
 from rallypoint.coordination.engine import Coordination
 from rallypoint.errors import RendezvousConnectionError, RendezvousError, is_hosts_fault
 from rallypoint.processes.context import wait_readable
@@ -47,7 +47,7 @@ class DynamicRendezvous(CoordinatedHandler):
         self._terms = terms
         self._worker_store = worker_store
         self._address = ""  # which the workers are told, once a session has shown it
-        self._hint = find_rank_hint(settings.node_rank, os.environ)
+        self._hint = find_rank_hint(settings.node_rank, environment.own)
         self.name = stable_name(self._hint, os.uname().nodename)
         self._introduction = Introduction("", 1, 0, "", defaults.SHUTDOWN_TIMEOUT_S)
         self._driver: Driver | None = None

@@ -19,7 +19,7 @@ from datetime import timedelta
 from itertools import count
 
 from rallypoint import events
-from rallypoint.base import defaults, report
+from rallypoint.base import defaults, environment, report
 from rallypoint.base.records import Value
 from rallypoint.coordination.cell.engine import CellCoordination
 from rallypoint.coordination.engine import Coordination, CoordinationError
@@ -166,7 +166,7 @@ class DynamicRendezvousHandler(DynamicRendezvous):
             own,
             CellPlace(state_holder, backend_name, settings.run_id, store),
             cell_terms(own, settings.max_nodes),
-            WorkerStore(settings_for_worker_store(own, os.environ)),
+            WorkerStore(settings_for_worker_store(own, environment.own)),
         )
         self._introduction = self._introduction.replace(max_restarts=UNCOUNTED)
 
@@ -344,7 +344,7 @@ def _check(settings: RendezvousSettings) -> None:
 def _own_settings(told: RendezvousSettings) -> Settings:
     """In our words; a lease that no node could keep is made longer, since torch refuses none."""
     attempts = max(1, told.keep_alive_max_attempt)
-    return read_settings({}, os.environ).replace(
+    return read_settings({}, environment.own).replace(
         join_timeout_s=told.timeout.join.total_seconds(),
         last_call_timeout_s=told.timeout.last_call.total_seconds(),
         close_timeout_s=told.timeout.close.total_seconds(),

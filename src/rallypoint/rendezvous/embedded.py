@@ -8,13 +8,13 @@ the host's own machine, are its clients. Who is a client tries until its time is
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 
-from rallypoint.base import defaults, report
+from rallypoint.base import defaults, environment, report
 from rallypoint.base.limits import make_room
 from rallypoint.base.records import Value
+from rallypoint.base.text import host_port
 from rallypoint.coordination.embedded.client import EmbeddedCoordination
 from rallypoint.coordination.embedded.dialling import Lookup
 from rallypoint.coordination.embedded.dialling_rules import advice
@@ -53,7 +53,7 @@ class Endpoint(Value):
     port: int
 
     def __str__(self) -> str:
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        return host_port(self.host, self.port)
 
 
 class MeetingPlace(Place):
@@ -206,7 +206,7 @@ def create_handler(params: RendezvousParameters) -> RendezvousHandler:
     host, port = parse_rendezvous_endpoint(params.endpoint, defaults.ELASTIC_PORT)
     if port == 0:
         raise UsageError(f"the endpoint {params.endpoint!r} has port 0; nodes that are to meet need one that all of them know")
-    settings = read_settings(params.config, os.environ)
+    settings = read_settings(params.config, environment.own)
     check_node_unit(settings, params.min_nodes, params.max_nodes)
     report.info(f"rendezvous of {params.min_nodes} to {params.max_nodes} nodes at {Endpoint(host, port)}: {describe(settings)}")
     if not (params.endpoint or "").strip() and params.max_nodes > 1:
@@ -214,7 +214,7 @@ def create_handler(params: RendezvousParameters) -> RendezvousHandler:
             f"no endpoint is given, so the nodes meet at {Endpoint(host, port)}, where only agents on this machine can come;"
             f" for others give --rdzv-endpoint HOST:{port}, the same on all of them, where HOST is one of the nodes"
         )
-    secret = load_secret(settings, os.environ)
+    secret = load_secret(settings, environment.own)
     place = MeetingPlace(Endpoint(host, port), params.run_id, params.max_nodes, secret, settings)
     terms = embedded_terms(settings, params.max_nodes)
-    return DynamicRendezvous(params, settings, place, terms, WorkerStore(settings_for_worker_store(settings, os.environ)))
+    return DynamicRendezvous(params, settings, place, terms, WorkerStore(settings_for_worker_store(settings, environment.own)))

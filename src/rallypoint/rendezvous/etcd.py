@@ -5,12 +5,11 @@ A job's place in an etcd cluster: a prefix, which is empty before its first node
 
 from __future__ import annotations
 
-import os
 import time
 from contextlib import suppress
 from math import inf
 
-from rallypoint.base import defaults, report
+from rallypoint.base import defaults, environment, report
 from rallypoint.coordination.engine import Coordination, CoordinationError, UnreachableError
 from rallypoint.coordination.etcd.access import EtcdAccess
 from rallypoint.coordination.etcd.engine import EtcdCoordination
@@ -167,12 +166,12 @@ def create_handler(params: RendezvousParameters) -> RendezvousHandler:
 def handler_parts(params: RendezvousParameters) -> tuple[RendezvousParameters, Settings, Place, Terms, WorkerStore]:
     """What such a handler is made of."""
     _check_run_id(params.run_id)
-    cluster = read_etcd_settings(params.endpoint, params.config, os.environ)
-    settings = read_settings(cluster.others, os.environ)
+    cluster = read_etcd_settings(params.endpoint, params.config, environment.own)
+    settings = read_settings(cluster.others, environment.own)
     check_node_unit(settings, params.min_nodes, params.max_nodes)
     if params.backend == defaults.BACKEND_ETCD_V2:
         report.info(f"the back end {params.backend} speaks etcd's v3 API, as {defaults.BACKEND_ETCD} does: v2 is gone from etcd")
-    if load_secret(settings, os.environ) is not None:
+    if load_secret(settings, environment.own) is not None:
         report.warn("the job's secret has no effect on etcd: who may join is up to the cluster's users and certificates")
     where = ", ".join(cluster.access.names())
     report.info(
@@ -182,14 +181,14 @@ def handler_parts(params: RendezvousParameters) -> tuple[RendezvousParameters, S
     bootstrap = _bootstrap(cluster.access, params.run_id) if cluster.bootstrap else None
     place = EtcdPlace(cluster.access, f"{cluster.prefix}/{params.run_id}/", cluster.fence_s, settings, bootstrap)
     terms = etcd_terms(settings, params.max_nodes, cluster.fence_s)
-    return params, settings, place, terms, WorkerStore(settings_for_worker_store(settings, os.environ))
+    return params, settings, place, terms, WorkerStore(settings_for_worker_store(settings, environment.own))
 
 
 def _bootstrap(access: EtcdAccess, run_id: str) -> Bootstrap:
     from rallypoint.coordination.etcd.member import plan_cluster
     from rallypoint.rendezvous.etcd_bootstrap import Bootstrap
 
-    return Bootstrap(plan_cluster(access, run_id), access, os.environ)
+    return Bootstrap(plan_cluster(access, run_id), access, environment.own)
 
 
 def _check_run_id(run_id: str) -> None:

@@ -15,10 +15,10 @@ import time
 from rallypoint.base import report
 from rallypoint.coordination.engine import CoordinationError, RefusedError, UnreachableError
 from rallypoint.coordination.etcd.access import EtcdAccess
-from rallypoint.coordination.etcd.http import Interrupted, is_rung
+from rallypoint.coordination.etcd.http import Interrupted, is_set
 from rallypoint.coordination.etcd.member import Claim, Member, Membership, Plan, PortTaken, UnreachableName, claim_endpoint
 from rallypoint.coordination.etcd.process import EtcdServerError, etcd_version, find_etcd
-from rallypoint.net.wake_fd import Bell
+from rallypoint.net.wake_fd import WakeFd
 from rallypoint.protocol import job_records as job
 
 TYPE_CHECKING = False
@@ -47,7 +47,7 @@ class Bootstrap:
         self._plan, self._environ = plan, environ
         self._membership = Membership(plan, access)
         self._lock = threading.Lock()
-        self._bell: Bell | None = None  # rings when it is time to end
+        self._wake_fd: WakeFd | None = None  # set when it is time to end
         self._thread: threading.Thread | None = None
         self._is_closed = False
         self._failure: Exception | None = None
@@ -62,7 +62,7 @@ class Bootstrap:
         """Once; a second time, or after the end, nothing happens."""
         with self._lock:
             if self._thread is None and not self._is_closed:
-                self._bell = Bell()
+                self._wake_fd = WakeFd()
                 self._thread = threading.Thread(target=self._run, name="rallypoint-etcd-member", daemon=True)
                 self._thread.start()
                 atexit.register(self.close)
@@ -126,13 +126,13 @@ class Bootstrap:
         """End the member and remove its data."""
         with self._lock:
             thread, self._thread, self._is_closed = self._thread, None, True
-        if thread is None or self._bell is None:
+        if thread is None or self._wake_fd is None:
             return
         atexit.unregister(self.close)
-        self._bell.ring()
+        self._wake_fd.set()
         thread.join(JOIN_S)
         if not thread.is_alive():
-            self._bell.close()
+            self._wake_fd.close()
 
     # --- the thread --------------------------------------------------------------------------------------------------------
 
@@ -152,7 +152,7 @@ class Bootstrap:
                 report.warn(f"this node has no etcd member any more: {error}")
 
     def _is_over(self, wait_s: float) -> bool:
-        return is_rung(self._bell, wait_s)
+        return is_set(self._wake_fd, wait_s)
 
     def _claim(self) -> Claim | None:
         try:
@@ -184,7 +184,7 @@ class Bootstrap:
         report.info(f"this node runs the etcd member at {member.name}; whoever reaches it can change or end the job")
         while not self._is_over(0.0):
             has_data = member.has_data
-            entry = self._membership.beginning() if has_data else self._membership.entry(index, self._bell)
+            entry = self._membership.beginning() if has_data else self._membership.entry(index, self._wake_fd)
             if entry is not None:
                 member.start(entry)
                 self._watch(member, is_restart=has_data)

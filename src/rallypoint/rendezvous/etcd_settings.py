@@ -9,7 +9,7 @@ from rallypoint.base.records import Value
 from rallypoint.coordination.etcd.access import EtcdAccess
 from rallypoint.errors import UsageError
 from rallypoint.net.endpoint import parse_rendezvous_endpoint
-from rallypoint.rendezvous.settings import CONVERTERS, shown
+from rallypoint.rendezvous.settings import converted, shown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -103,13 +103,7 @@ def _value_of(setting: EtcdSetting, names: list[str], given: Mapping[str, Any], 
     variable = f"{defaults.ENV_SETTING_PREFIX}ETCD_{setting.key.upper()}"
     sources = [(f"--rdzv-conf: {name}", given.get(name)) for name in names] + [(variable, environ.get(variable) or None)]
     source, value = next(((source, value) for source, value in sources if value is not None), ("", None))
-    if value is None:
-        return setting.default
-    convert, expected = CONVERTERS[setting.kind]
-    try:
-        return convert(value)
-    except (ValueError, TypeError, OverflowError):
-        raise UsageError(f"{source} must be {expected}, not {value!r}") from None
+    return setting.default if value is None else converted(setting.kind, value, source)
 
 
 def _password(user: str | None, path: str | None) -> str | None:

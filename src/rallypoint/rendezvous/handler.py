@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 from rallypoint.base.records import Record
+from rallypoint.base.text import parse_truth
 from rallypoint.errors import (
     RendezvousClosedError,
     RendezvousConnectionError,
@@ -43,9 +44,6 @@ __all__ = [
     "WakingHandler",
     "rendezvous_handler_registry",
 ]
-
-TRUE_WORDS = ("1", "true", "t", "yes", "y")
-FALSE_WORDS = ("0", "false", "f", "no", "n")
 
 
 class RendezvousStoreInfo(Record):
@@ -190,10 +188,10 @@ class RendezvousParameters:
         value = self.get(key, default)
         if value is None:
             return None
-        word = str(value).lower() if isinstance(value, (str, int)) else ""
-        if word not in TRUE_WORDS + FALSE_WORDS:
-            raise UsageError(f"rendezvous setting {key}={value!r} is neither true nor false")
-        return word in TRUE_WORDS
+        try:
+            return parse_truth(value)
+        except ValueError as error:
+            raise UsageError(f"rendezvous setting {key}={error}") from None
 
     def get_as_int(self, key: str, default: int | None = None) -> int | None:
         """A setting as a whole number."""

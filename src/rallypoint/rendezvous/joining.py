@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from rallypoint.base import defaults
 from rallypoint.base.records import Value
 from rallypoint.protocol import job_records as job
-from rallypoint.protocol.generation import Policy
+from rallypoint.protocol.generation import READY_MARGIN_S, Policy
 from rallypoint.protocol.participant import Joining
 from rallypoint.protocol.restarts import RestartPolicy
 from rallypoint.rendezvous.coordinated import Introduction
@@ -80,7 +80,6 @@ def _number(text: str) -> int | None:
 # --- joining ---------------------------------------------------------------------------------------------------------------
 
 
-READY_MARGIN_S = 5.0
 NODES_PER_KEEPALIVE_SECOND = 1000
 NODES_PER_ETCD_KEEPALIVE_SECOND = 200
 NODES_PER_CELL_KEEPALIVE_SECOND = 20  # each writes all that there is, and only one at a time can
@@ -170,7 +169,7 @@ def _policy(params: RendezvousParameters, settings: Settings, introduction: Intr
         scale_up_window_s=settings.scale_up_window_s,
         lease_s=terms.lease_s,
         after_expiry_s=terms.fence_s - terms.lease_s,
-        ready_timeout_s=introduction.shutdown_timeout_s + READY_MARGIN_S,  # after that a node is expelled
+        ready_timeout_s=introduction.shutdown_timeout_s + READY_MARGIN_S,
     )
 
 

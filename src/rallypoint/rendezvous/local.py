@@ -6,9 +6,7 @@ store of its own inside the agent, which an older one cannot reach, and another 
 
 from __future__ import annotations
 
-import os
-
-from rallypoint.base import defaults
+from rallypoint.base import defaults, environment
 from rallypoint.errors import RendezvousClosedError
 from rallypoint.net.endpoint import parse_rendezvous_endpoint
 from rallypoint.rendezvous.handler import (
@@ -82,5 +80,5 @@ class LocalRendezvous(WakingHandler):
 def create_handler(params: RendezvousParameters) -> RendezvousHandler:
     """The handler for `params`, whose endpoint is checked but not used: there is nobody else who could be there."""
     parse_rendezvous_endpoint(params.endpoint, defaults.ELASTIC_PORT)
-    worker_store = WorkerStore(read_worker_store_settings(params.config, os.environ))
+    worker_store = WorkerStore(read_worker_store_settings(params.config, environment.own))
     return LocalRendezvous(params.run_id, params.local_addr, worker_store, params.backend)

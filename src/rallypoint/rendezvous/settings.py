@@ -4,7 +4,7 @@ A setting is given in ``--rdzv-conf`` (``rdzv_configs`` in a program), else in t
 capitals, else in a file of lines ``key = value`` that ``conf_file`` or ``RALLYPOINT_CONF`` names, else it has its default. A few
 have a flag of their own, which fills ``--rdzv-conf``.
 
-Every setting of the elastic rendezvous, once: its name, what it may be, its default, and what it means.
+Every setting of the elastic rendezvous, once: its name, what it may be, and what it means. Its default stands in `Settings`.
 
 The table is read by the parser (`settings`), by the line that is printed at the start of a job, and by the documentation.
 
@@ -21,9 +21,8 @@ from os import PathLike
 
 from rallypoint.base import defaults
 from rallypoint.base.records import Value
-from rallypoint.base.sizes import parse_size
+from rallypoint.base.text import parse_size, parse_truth
 from rallypoint.errors import UsageError
-from rallypoint.rendezvous.handler import FALSE_WORDS, TRUE_WORDS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -55,6 +54,7 @@ __all__ = [
     "Settings",
     "agreed",
     "check_node_unit",
+    "converted",
     "describe",
     "markdown",
     "mismatch",
@@ -128,13 +128,6 @@ def _whole_or_none(value: Any) -> int | None:
     return None if str(value).strip().lower() in _NOTHING else _whole(value, 0, _MOST_COUNT)
 
 
-def _truth(value: Any) -> bool:
-    word = str(value).strip().lower() if isinstance(value, (str, int)) else ""
-    if word not in TRUE_WORDS + FALSE_WORDS:
-        raise ValueError
-    return word in TRUE_WORDS
-
-
 def _path(value: Any) -> str:
     path = str(value) if isinstance(value, (str, PathLike)) else ""
     if not 0 < len(path) <= _MOST_PATH or any(character in path for character in "\n\r\0"):
@@ -195,7 +188,7 @@ CONVERTERS: dict[Kind, tuple[Callable[[Any], Any], str]] = {
     "count": (_count, f"a whole number from 1 to {_MOST_COUNT}"),
     "rank": (_whole_or_none, "a rank, from 0, or none"),
     "limit": (_whole_or_none, "a whole number of 0 or more, or none"),
-    "truth": (_truth, "true or false"),
+    "truth": (parse_truth, "true or false"),
     "path": (_path, "the path of a file"),
     "codes": (_codes, "exit codes as in 2+64, 1 to 255 each, or -n for signal n"),
     "store": (
@@ -213,6 +206,15 @@ CONVERTERS: dict[Kind, tuple[Callable[[Any], Any], str]] = {
 """For each kind, what makes a value of it (a ValueError or TypeError for what cannot be one), and in words what it must be."""
 
 
+def converted(kind: Kind, value: object, named: str) -> Any:
+    """A checked value of this kind; UsageError says what the one that is `named` so must be."""
+    convert, expected = CONVERTERS[kind]
+    try:
+        return convert(value)
+    except (ValueError, TypeError, OverflowError):
+        raise UsageError(f"{named} must be {expected}, not {value!r}") from None
+
+
 # --- setting table ---------------------------------------------------------------------------------------------------------
 
 
@@ -221,10 +223,14 @@ class Setting(Value):
 
     key: str
     kind: Kind
-    default: Any
     help: str
     flag: str = ""
     used: bool = True
+
+    @property
+    def default(self) -> Any:
+        """As `Settings` has it; None for one that has no effect."""
+        return Settings._constants.get(self.field)
 
     @property
     def field(self) -> str:
@@ -239,53 +245,53 @@ class Setting(Value):
 # A table is read by its rows.
 # fmt: off
 SETTINGS: tuple[Setting, ...] = (
-    Setting("join_timeout", "seconds", defaults.JOIN_TIMEOUT_S,
+    Setting("join_timeout", "seconds",
             "How long a node waits to join before it gives up."),
-    Setting("last_call_timeout", "seconds_or_0", defaults.LAST_CALL_TIMEOUT_S,
+    Setting("last_call_timeout", "seconds_or_0",
             "How long the first generation waits for more nodes once the minimum is here, counted from the latest arrival."),
-    Setting("close_timeout", "seconds_or_0", defaults.CLOSE_TIMEOUT_S,
+    Setting("close_timeout", "seconds_or_0",
             "How long the store's host stays up at the end of the job, so that the others learn of the end."),
-    Setting("keep_alive_interval", "seconds", defaults.KEEP_ALIVE_INTERVAL_S,
+    Setting("keep_alive_interval", "seconds",
             "How often a node sends a keepalive."),
-    Setting("keep_alive_max_attempt", "count", defaults.KEEP_ALIVE_MAX_ATTEMPT,
+    Setting("keep_alive_max_attempt", "count",
             "How many silent intervals until a node counts as dead. The lease is this times keep_alive_interval, at least 1 s."),
-    Setting("store_timeout", "seconds", defaults.STORE_SILENCE_S,
+    Setting("store_timeout", "seconds",
             "How long a node that has lost the store tries to reconnect before it exits."),
-    Setting("scale_up_window", "seconds_or_0", defaults.SCALE_UP_WINDOW_S,
+    Setting("scale_up_window", "seconds_or_0",
             "How long to wait for more joiners before a running job re-forms; skipped once the maximum is here."),
-    Setting("node_unit", "count", defaults.NODE_UNIT,
+    Setting("node_unit", "count",
             "Run only on a multiple of this many nodes; the rest wait as spares.", flag="--node-unit"),
-    Setting("node_rank", "rank", None,
+    Setting("node_rank", "rank",
             "The rank this node must get, exclusively; -1 or none lets the job choose.", flag="--node-rank"),
-    Setting("is_host", "truth", None,
+    Setting("is_host", "truth",
             "Whether this node hosts the store: true or false. Default: it does if the endpoint is one of its addresses."),
-    Setting("secret_file", "path", None,
+    Setting("secret_file", "path",
             "File with the job's secret, at least 16 bytes, the same on all nodes.", flag="--secret-file"),
-    Setting("restart_backoff", "seconds_or_0", defaults.RESTART_BACKOFF_S,
+    Setting("restart_backoff", "seconds_or_0",
             "Delay before the second restart; it doubles with each later one. The first restart is immediate.",
             flag="--restart-backoff"),
-    Setting("restart_backoff_max", "seconds_or_0", defaults.RESTART_BACKOFF_MAX_S,
+    Setting("restart_backoff_max", "seconds_or_0",
             "The longest such delay."),
-    Setting("restart_window", "seconds_or_0", defaults.RESTART_WINDOW_S,
+    Setting("restart_window", "seconds_or_0",
             "Only restarts within this time count against --max-restarts; 0: all count.", flag="--restart-window"),
-    Setting("no_retry_exit_codes", "codes", (),
+    Setting("no_retry_exit_codes", "codes",
             "Worker exit codes that end the job without a restart, such as 2+64; -n for signal n.",
             flag="--no-retry-exit-codes"),
-    Setting("max_membership_changes", "limit", None,
+    Setting("max_membership_changes", "limit",
             "How many times nodes may come and go before the job ends; none: no limit."),
-    Setting("worker_store", "worker_store", None,
+    Setting("worker_store", "worker_store",
             "Who serves the workers' store at the master address: agent (of group rank 0), or rank0 (its first worker). Default:"
             f" agent, unless {defaults.ENV_DISABLE_SHARED_STORE} is 1.", flag="--worker-store"),
-    Setting("worker_store_port", "ports", defaults.WORKER_STORE_PORTS,
+    Setting("worker_store_port", "ports",
             "Port of the workers' store, or a range to choose from, such as 29600-29700; 0: any free"
             " port.", flag="--worker-store-port"),
-    Setting("worker_store_memory", "size", defaults.WORKER_STORE_BYTES,
+    Setting("worker_store_memory", "size",
             "Size limit of the workers' store, such as 500M or 2G.", flag="--worker-store-memory"),
-    Setting("store_type", "store", "tcp",
+    Setting("store_type", "store",
             "Only tcp. A shared folder (file) is refused: it cannot hold a lease, so a dead node would go unnoticed."),
-    Setting("heartbeat_timeout", "number", 5.0, "Accepted for torchrun; no effect.", used=False),
-    Setting("read_timeout", "number", 60.0, "Accepted for torchrun; no effect. See store_timeout.", used=False),
-    Setting("timeout", "number", float(defaults.RDZV_TIMEOUT_S),
+    Setting("heartbeat_timeout", "number", "Accepted for torchrun; no effect.", used=False),
+    Setting("read_timeout", "number", "Accepted for torchrun; no effect. See store_timeout.", used=False),
+    Setting("timeout", "number",
             "Accepted for torchrun (rdzv_timeout); no effect. See join_timeout.", used=False),
 )
 # fmt: on
@@ -300,7 +306,7 @@ def markdown() -> str:
 
 
 def _cells(setting: Setting) -> list[str]:
-    default = shown(setting.kind, setting.default) if setting.used else ""
+    default = shown(setting.kind, setting.default)
     names = [f"`{name}`" for name in (setting.variable, setting.flag) if name]
     return [f"`{setting.key}`", default or "-", ", ".join(names), setting.help]
 
@@ -426,9 +432,9 @@ def read_settings(config: Mapping[str, Any], environ: Mapping[str, str]) -> Sett
         if key in sources or value is None:
             continue
         sources[key] = source
-        converted = _convert(setting, value, source)
+        checked = _convert(setting, value, source)
         if setting.used:
-            values[setting.field] = converted
+            values[setting.field] = checked
     return _checked(Settings(**values, sources=tuple(sources.items())))
 
 
@@ -557,11 +563,7 @@ def _known(key: str, source: str) -> Setting:
 
 
 def _convert(setting: Setting, value: object, source: str) -> Any:
-    convert, expected = CONVERTERS[setting.kind]
-    try:
-        return convert(value)
-    except (ValueError, TypeError, OverflowError):
-        raise UsageError(f"{source}: {setting.key} must be {expected}, not {value!r}") from None
+    return converted(setting.kind, value, f"{source}: {setting.key}")
 
 
 def _checked(settings: Settings) -> Settings:

@@ -5,9 +5,7 @@ One node has nobody to meet, and needs only the store of its workers; several me
 
 from __future__ import annotations
 
-import os
-
-from rallypoint.base import defaults
+from rallypoint.base import defaults, environment
 from rallypoint.errors import UsageError
 from rallypoint.net.endpoint import parse_rendezvous_endpoint
 from rallypoint.rendezvous.handler import (
@@ -103,7 +101,7 @@ def create_rdzv_handler(params: RendezvousParameters) -> RendezvousHandler:
     if timeout_s is None:
         timeout_s = defaults.RDZV_TIMEOUT_S
     if params.max_nodes == 1:
-        settings = read_worker_store_settings(params.config, os.environ)
+        settings = read_worker_store_settings(params.config, environment.own)
         if any(settings.ports):
             raise UsageError("static rendezvous: the workers' store is at the master port; leave --worker-store-port out")
         worker_store = WorkerStore(settings)

@@ -7,13 +7,12 @@ at once, and may be started anew with its rank; the number of nodes never change
 
 from __future__ import annotations
 
-import os
 import select
 import threading
 import time
 from collections import deque
 
-from rallypoint.base import defaults, report
+from rallypoint.base import defaults, environment, report
 from rallypoint.errors import UsageError
 from rallypoint.rendezvous.dynamic import DynamicRendezvous
 from rallypoint.rendezvous.embedded import Endpoint, MeetingPlace
@@ -114,7 +113,7 @@ def create_handler(params: RendezvousParameters, endpoint: Endpoint, rank: int, 
         )
     door = SharedDoor(WorkerStoreSettings(limit_bytes=settings.worker_store_memory), endpoint)
     report.info(f"static rendezvous of {params.max_nodes} nodes at {endpoint}: {describe(settings, but='worker_store_port')}")
-    secret = load_secret(settings, os.environ)
+    secret = load_secret(settings, environment.own)
     place = MeetingPlace(endpoint, params.run_id, params.max_nodes, secret, settings, door.take_in)
     fixed = RendezvousParameters(
         params.backend, params.endpoint, params.run_id, params.max_nodes, params.max_nodes, params.local_addr, **params.config
@@ -125,6 +124,6 @@ def create_handler(params: RendezvousParameters, endpoint: Endpoint, rank: int, 
 def _settings(params: RendezvousParameters, rank: int, timeout_s: int) -> Settings:
     """What the user has set, and what follows from the rank; torchrun's timeout is that of joining."""
     config = {key: value for key, value in params.config.items() if key != "rank"}
-    settings = read_settings(config, os.environ)
+    settings = read_settings(config, environment.own)
     join_timeout_s = settings.join_timeout_s if settings.is_given("join_timeout") else float(timeout_s)
     return settings.replace(node_rank=rank, is_host=rank == 0, join_timeout_s=join_timeout_s)

@@ -5,10 +5,9 @@ Nothing is imported for it: `torch_distributed` looks whether it is there.
 
 from __future__ import annotations
 
-import os
 from datetime import timedelta
 
-from rallypoint.base import defaults, report
+from rallypoint.base import defaults, environment, report
 from rallypoint.base.torch_presence import imported_torch
 from rallypoint.net.endpoint import get_free_port
 from rallypoint.store.interface import StoreError, StoreNetworkError
@@ -68,7 +67,7 @@ def create_c10d_store(
         )
     if use_libuv is not None:
         report.warn(f"use_libuv has no effect here; {defaults.ENV_USE_LIBUV}=0 in the environment switches libuv off")
-    uses_libuv = os.environ.get(defaults.ENV_USE_LIBUV, "1") == "1"
+    uses_libuv = environment.is_on(defaults.ENV_USE_LIBUV, "1")
     options = {"world_size": world_size, "wait_for_workers": wait_for_workers, "use_libuv": uses_libuv}
     tries_left = max(1, retries)
     while True:

@@ -8,13 +8,14 @@ says that it has, perhaps just after it has said that the waiting is over.
 from __future__ import annotations
 
 import os
-import random
 import select
 import socket
 import threading
 import time
 from contextlib import suppress
 
+from rallypoint.base.backoff import Backoff
+from rallypoint.base.text import host_port
 from rallypoint.net.listening import resolve, tune
 from rallypoint.store import tcp_protocol as wire
 from rallypoint.store.interface import StoreNetworkError
@@ -228,9 +229,9 @@ def _is_ready(poll: select.poll, deadline: float) -> bool:
 
 def connect(host: str, port: int, timeout_s: float) -> TcpClient:
     """Connect to a server and greet it; tried again until `timeout_s` are over, for the server may start after us."""
-    name = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    name = host_port(host, port)
     deadline = time.monotonic() + timeout_s
-    pause_s = FIRST_PAUSE_S
+    backoff = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
     while True:
         try:
             return _connect_once(host, port, name, deadline)
@@ -238,9 +239,7 @@ def connect(host: str, port: int, timeout_s: float) -> TcpClient:
             left_s = deadline - time.monotonic()
             if left_s <= 0:
                 raise network_error(f"no store was reached at {name} within {timeout_s:g} s", error) from error
-        # Never the same for two, so that those who were refused together do not come back together.
-        time.sleep(min(left_s, pause_s * random.uniform(0.5, 1.0)))
-        pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+        time.sleep(min(left_s, backoff.next_s()))
 
 
 def _connect_once(host: str, port: int, name: str, deadline: float) -> TcpClient:

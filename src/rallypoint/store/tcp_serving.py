@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator
 
 from rallypoint.base.limits import STRANGERS_IN_RESERVE, is_reserved
 from rallypoint.net.acceptor import Doorway, Refusals
-from rallypoint.net.wake_fd import Bell
+from rallypoint.net.wake_fd import WakeFd
 from rallypoint.store import tcp_protocol as wire
 from rallypoint.store.tcp_protocol import RequestReader
 from rallypoint.store.tcp_service import TcpService
@@ -120,12 +120,12 @@ IN, OUT = select.EPOLLIN, select.EPOLLOUT
 
 
 class TcpServingLoop:
-    """Everything that the server's thread does. The `bell` ends a turn; `newcomers` were accepted elsewhere."""
+    """Everything that the server's thread does. The `wake_fd` ends a turn; `newcomers` were accepted elsewhere."""
 
     def __init__(
         self,
         listeners: Iterable[socket.socket],
-        bell: Bell,
+        wake_fd: WakeFd,
         newcomers: deque[tuple[socket.socket, str]],
         limit_bytes: int,
         most_connections: int,
@@ -139,10 +139,10 @@ class TcpServingLoop:
         self._kept_bytes = 0  # of requests that are not complete, of all connections
         self._refusals = Refusals()
         self._has_chores = False  # whether there may be something to do that nothing wakes us for
-        self._bell = bell
+        self._wake_fd = wake_fd
         self._newcomers = newcomers
         self._poll = select.epoll()
-        self._poll.register(bell.fileno(), IN)
+        self._poll.register(wake_fd.fileno(), IN)
         self._doorway = Doorway(listeners, self._poll)
 
     def turn(self) -> None:
@@ -262,8 +262,8 @@ class TcpServingLoop:
         if fd in self._doorway:
             for sock, peer in self._doorway.accept(fd, now):
                 self._admit(sock, peer, now)
-        elif fd == self._bell.fileno():
-            self._bell.silence()
+        elif fd == self._wake_fd.fileno():
+            self._wake_fd.clear()
             while self._newcomers:
                 self._admit(*self._newcomers.popleft(), now)
 

@@ -18,9 +18,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from rallypoint.base import defaults
 from rallypoint.base.bounded_json import clip
 from rallypoint.base.records import Value
+from rallypoint.base.text import many
 from rallypoint.errors import UsageError
 from rallypoint.story.event_records import KNOWN, SCHEMA, STARTED, Told, count, read_told, words
-from rallypoint.story.story import EventLog, many
+from rallypoint.story.story import EventLog
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -16,6 +16,7 @@ from itertools import pairwise
 
 from rallypoint.base.bounded_json import clip
 from rallypoint.base.records import Value
+from rallypoint.base.text import many
 from rallypoint.story import chronicle as chapter
 from rallypoint.story import event_records as told_of
 from rallypoint.story import phases
@@ -44,10 +45,6 @@ def duration(lasted_s: float) -> str:
     minutes, rest_s = divmod(round(lasted_s), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes} min {rest_s} s" if hours else f"{minutes} min {rest_s} s"
-
-
-def many(number: int, thing: str) -> str:
-    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
 
 
 def sentence(entry: Entry) -> str:

@@ -17,12 +17,13 @@ import math
 import os
 import threading
 import time
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 
 from rallypoint.coordination.engine import CompactedError, Coordination, LeaseLostError, UnreachableError
 from rallypoint.coordination.fence import Connection
 from rallypoint.coordination.keyspace import Compacted, Keyspace, UnknownLease
 from rallypoint.coordination.model import Event, Outcome, Put, Snapshot, Transaction
+from rallypoint.net.wake_fd import WakeFd
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -89,7 +90,7 @@ class MemoryCoordination(Coordination):
     def __init__(self, engine: MemoryEngine) -> None:
         self._engine = engine
         self._keyspace = engine.keyspace
-        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._wake_fd = WakeFd()
         self._next_revisions: dict[str, int] = {}  # by watched prefix, the first that was not told
         self._unreachable_since: float | None = None
         self._is_closed = False
@@ -123,8 +124,7 @@ class MemoryCoordination(Coordination):
 
     def take_events(self) -> list[Event]:
         with self._served():
-            with suppress(BlockingIOError):  # it did not ring
-                os.eventfd_read(self._bell)
+            self._wake_fd.clear()
             if self._is_lost:
                 raise LeaseLostError(f"lease {self._lease} has ended")
             taken = [event for watched in self._next_revisions.items() for event in self._changes(*watched)]
@@ -165,7 +165,7 @@ class MemoryCoordination(Coordination):
     # --- being a client ----------------------------------------------------------------------------------------------------
 
     def fileno(self) -> int:
-        return self._bell
+        return self._wake_fd.fileno()
 
     def wake_at(self) -> float:
         """There is no server to notice in time that a lease of somebody else is over, so all clients look."""
@@ -187,7 +187,7 @@ class MemoryCoordination(Coordination):
             with self._engine.at_work():
                 self._engine.clients.remove(self)
                 self._is_closed = True
-                os.close(self._bell)
+                self._wake_fd.close()
 
     def disconnect(self) -> None:
         """From now on every call raises UnreachableError; the store notices only that nothing comes."""
@@ -227,4 +227,4 @@ class MemoryCoordination(Coordination):
             raise CompactedError(str(error)) from error
 
     def _ring(self) -> None:
-        os.eventfd_write(self._bell, 1)
+        self._wake_fd.set()

@@ -23,7 +23,7 @@ from collections.abc import Callable
 
 from rallypoint.base import outbox, report
 from rallypoint.errors import UsageError
-from rallypoint.net.wake_fd import Bell
+from rallypoint.net.wake_fd import WakeFd
 from rallypoint.timers.file_timer import LINE_MAX, FileTimerRequest, describe_expiry
 from rallypoint.timers.timer_book import TimerBook
 from rallypoint.timers.timer_table import first_of
@@ -180,7 +180,7 @@ class FileTimerServer:
         self._may_reap = may_reap
         self._on_reaped = on_reaped
         self._book = TimerBook()
-        self._ends: tuple[TimerPipe, Bell] | None = None  # what wakes the watchdog, while it runs
+        self._ends: tuple[TimerPipe, WakeFd] | None = None  # what wakes the watchdog, while it runs
         self._watchdog_thread: threading.Thread | None = None
         self._request_count = 0
         self._look_for_dead_at = 0.0
@@ -190,7 +190,7 @@ class FileTimerServer:
         """Make the pipe, which may raise UsageError, and watch it."""
         if self._ends is not None:
             return
-        self._ends = (TimerPipe(self._file_path), Bell())
+        self._ends = (TimerPipe(self._file_path), WakeFd())
         self._request_count = 0
         self._watchdog_thread = threading.Thread(
             target=self._watchdog_loop, args=self._ends, name="rallypoint-timers", daemon=self._daemon
@@ -232,7 +232,7 @@ class FileTimerServer:
         self._book.register(timer_requests)
         ends = self._ends
         if ends is not None and threading.current_thread() is not self._watchdog_thread:
-            ends[1].ring()  # it may have to look sooner than it knows
+            ends[1].set()  # it may have to look sooner than it knows
 
     def clear_timers(self, worker_pids: set[int]) -> None:
         """Forget all timers of these workers, and of those that are no more."""
@@ -248,11 +248,11 @@ class FileTimerServer:
 
     # --- the thread ----------------------------------------------------------------------------------------------------
 
-    def _watchdog_loop(self, pipe: TimerPipe, bell: Bell) -> None:
+    def _watchdog_loop(self, pipe: TimerPipe, wake_fd: WakeFd) -> None:
         me = threading.current_thread()
         while self._watchdog_thread is me:
             try:
-                _wait(pipe, bell, self._book.seconds_to_wait(self._max_interval))
+                _wait(pipe, wake_fd, self._book.seconds_to_wait(self._max_interval))
                 if self._watchdog_thread is me:
                     self._run_watchdog(pipe)
             except Exception as error:  # not foreseen; a watchdog that dies protects nobody
@@ -331,7 +331,7 @@ class FileTimerServer:
     def _end_thread(self) -> None:
         thread, self._watchdog_thread = self._watchdog_thread, None
         if self._ends is not None:
-            self._ends[1].ring()
+            self._ends[1].set()
         if thread is not None and thread is not threading.current_thread():
             thread.join(JOIN_S)
 
@@ -342,10 +342,10 @@ class FileTimerServer:
         self._book.forget_all()
 
 
-def _wait(pipe: TimerPipe, bell: Bell, seconds: float) -> None:
-    """Until something is written or the bell rings, but no longer than this."""
+def _wait(pipe: TimerPipe, wake_fd: WakeFd, seconds: float) -> None:
+    """Until something is written or the descriptor is set, but no longer than this."""
     news = select.poll()
     news.register(pipe, select.POLLIN)
-    news.register(bell, select.POLLIN)
+    news.register(wake_fd, select.POLLIN)
     news.poll(seconds * 1000)
-    bell.silence()
+    wake_fd.clear()

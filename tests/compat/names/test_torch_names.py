@@ -8,14 +8,8 @@ import socket
 import pytest
 
 from rallypoint.compat import torch_names
-from rallypoint.compat.torch_names import (
-    get_env_variable_or_raise,
-    get_free_port,
-    get_log_level,
-    get_logger,
-    get_socket_with_port,
-    macros,
-)
+from rallypoint.compat.torch_names import get_env_variable_or_raise, get_log_level, get_logger, macros
+from rallypoint.net.endpoint import get_free_port, get_socket_with_port
 
 
 def test_a_variable_must_be_set_but_may_be_empty(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -58,7 +58,7 @@ def held(server: CoordinationServer) -> Iterator[None]:
 
     keyspace = server._loop._service._keyspace
     take_changes, keyspace.take_changes = keyspace.take_changes, wait  # type: ignore[method-assign]
-    server._loop.wake()
+    server._thread.wake_fd.set()
     assert started.wait(10)
     try:
         yield

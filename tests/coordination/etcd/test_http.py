@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tests.coordination.etcd.peers import Visitor, fake_endpoint
 
 from rallypoint.coordination.etcd.http import HttpConnection, Interrupted, Late, NotHttp
-from rallypoint.net.wake_fd import Bell
+from rallypoint.net.wake_fd import WakeFd
 
 SHORT_S = 0.2
 
@@ -25,7 +25,7 @@ def soon() -> float:
 
 
 @contextlib.contextmanager
-def asked(answer: Callable[[Visitor], None], interrupt: Bell | None = None) -> Iterator[HttpConnection]:
+def asked(answer: Callable[[Visitor], None], interrupt: WakeFd | None = None) -> Iterator[HttpConnection]:
     """A connection over which a question was asked that is answered so."""
 
     def handle(visitor: Visitor) -> None:
@@ -89,22 +89,22 @@ def test_what_is_interrupted_goes_on_where_it_was() -> None:
         visitor.send(b"3\r\nlf\n\r\n", b"0\r\n\r\n")
         visitor.wait_for_end()
 
-    bell = Bell()
+    bell = WakeFd()
     with asked(answer, bell) as connection:
         assert connection.read_head(soon()) == 200
         assert connection.read_line(soon()) == b"one\n"
-        bell.ring()
+        bell.set()
         with pytest.raises(Interrupted):
             connection.read_line(math.inf)
-        bell.silence()
+        bell.clear()
         go_on.set()
         assert [connection.read_line(soon()), connection.read_line(soon())] == [b"half\n", b""]
     bell.close()
 
 
 def test_another_thread_interrupts_whoever_waits() -> None:
-    bell = Bell()
-    timer = threading.Timer(SHORT_S, bell.ring)
+    bell = WakeFd()
+    timer = threading.Timer(SHORT_S, bell.set)
     with asked(lambda visitor: visitor.wait_for_end(), bell) as connection:
         timer.start()
         with pytest.raises(Interrupted):

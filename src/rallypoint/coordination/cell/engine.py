@@ -25,7 +25,7 @@ from rallypoint.coordination.fence import Connection
 from rallypoint.coordination.held_lease import HeldLease
 from rallypoint.coordination.keyspace import Compacted, UnknownLease
 from rallypoint.coordination.model import Event, Outcome, Put, Snapshot, Transaction
-from rallypoint.net.wake_fd import Bell
+from rallypoint.net.wake_fd import WakeFd
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -119,8 +119,8 @@ class CellCoordination(Coordination):
     def __init__(self, backend: Backend, address: str = "127.0.0.1") -> None:
         self._cell = Cell(backend)
         self._address = address
-        self._bell = Bell()
-        self._caller = CellCaller(self._bell.ring)
+        self._wake_fd = WakeFd()
+        self._caller = CellCaller(self._wake_fd.set)
         self._sightings = Sightings()  # for the caller's thread alone
         self._look: CellCall | None = None
         self._look_at = 0.0
@@ -170,7 +170,7 @@ class CellCoordination(Coordination):
         self._watches.pop(prefix, None)
 
     def take_events(self) -> list[Event]:
-        self._bell.silence()
+        self._wake_fd.clear()
         self._take_look()
         if self._lease is not None and self._lease.is_lost:
             raise LeaseLostError(f"lease {self._lease.number} of this node has ended")
@@ -320,10 +320,10 @@ class CellCoordination(Coordination):
     # --- being a client ----------------------------------------------------------------------------------------------------
 
     def fileno(self) -> int:
-        return self._bell.fileno()
+        return self._wake_fd.fileno()
 
     def wake_at(self) -> float:
-        """While a look is under way, the bell rings when it is done."""
+        """While a look is under way, the descriptor is set when it is done."""
         if self._has_news():
             return 0.0
         if self._look is not None:
@@ -346,4 +346,4 @@ class CellCoordination(Coordination):
         if not self._is_closed:
             self._is_closed = True
             self._caller.close()
-            self._bell.close()
+            self._wake_fd.close()

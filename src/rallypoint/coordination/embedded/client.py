@@ -19,11 +19,9 @@ belongs to an earlier watch of the same prefix, and is not passed on.
 from __future__ import annotations
 
 import math
-import os
 import select
 import time
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 
 from rallypoint.coordination.embedded.dialling_rules import advice
 from rallypoint.coordination.embedded.frames import LARGE_FRAME_BYTES, SEAL_BYTES, FrameError
@@ -53,6 +51,7 @@ from rallypoint.coordination.fence import Connection
 from rallypoint.coordination.held_lease import HeldLease
 from rallypoint.coordination.model import Event, Outcome, Snapshot, Transaction
 from rallypoint.net.listening import address_as_such
+from rallypoint.net.wake_fd import WakeFd
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -275,8 +274,8 @@ class EmbeddedCoordination(Coordination):
         self._token = ""  # of the session whose lease that is
         self._end: CoordinationError | None = None
         self._failed_watch: CompactedError | None = None
-        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._line.poll.register(self._bell, select.EPOLLIN)
+        self._wake_fd = WakeFd()
+        self._line.poll.register(self._wake_fd, select.EPOLLIN)
         self._is_closed = False
 
     def connect(self, deadline: float) -> None:
@@ -325,8 +324,7 @@ class EmbeddedCoordination(Coordination):
         if self._failed_watch is not None:
             failed, self._failed_watch = self._failed_watch, None
             raise failed
-        with suppress(BlockingIOError):  # it did not ring
-            os.eventfd_read(self._bell)
+        self._wake_fd.clear()
         events = self._watches.take()
         if not events and not self._line.is_open:
             raise self._unreachable()
@@ -392,7 +390,7 @@ class EmbeddedCoordination(Coordination):
         if not self._is_closed:
             self._is_closed = True
             self._line.close()
-            os.close(self._bell)
+            self._wake_fd.close()
 
     # --- calls -------------------------------------------------------------------------------------------------------------
 
@@ -531,4 +529,4 @@ class EmbeddedCoordination(Coordination):
 
     def _ring_if_news(self) -> None:
         if self._has_news():
-            os.eventfd_write(self._bell, 1)
+            self._wake_fd.set()

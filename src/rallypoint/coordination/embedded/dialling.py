@@ -5,7 +5,7 @@ store at one address, its *home*, which alone is dialled.
 
 Looking up the addresses of a name without waiting for it: name servers may take for ever, and cannot be interrupted.
 
-An address as such is known at once. A name is asked for in a thread of its own, whose answer rings a bell. A question that is not
+An address as such is known at once. A name is asked for in a thread of its own, whose answer wakes ours. A question that is not
 answered is given up after a while and asked anew; its thread ends when the system lets it.
 
 One attempt of a node to be connected with its store: connecting, being greeted, and then frames, without ever waiting.
@@ -16,18 +16,18 @@ from __future__ import annotations
 import errno
 import math
 import os
-import random
 import select
 import socket
 import struct
 import threading
 from collections.abc import Callable
 
+from rallypoint.base.backoff import Backoff
 from rallypoint.coordination.embedded.dialling_rules import interleave, next_dial_at
 from rallypoint.coordination.embedded.frames import LARGE_FRAME_BYTES, FrameError, Inbox, make_frame
 from rallypoint.coordination.embedded.handshake import ClientHandshake, HandshakeRefused, Welcome
 from rallypoint.net.listening import address_as_such, look_up, tune
-from rallypoint.net.wake_fd import Bell
+from rallypoint.net.wake_fd import WakeFd
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -50,13 +50,13 @@ class Lookup:
     def __init__(self, host: str, port: int) -> None:
         self._host, self._port = host, port
         self._lock = threading.Lock()
-        self._bell = Bell()
+        self._wake_fd = WakeFd()
         self._asked_at: float | None = None  # None: nothing is asked
         self._question = 0
         self._answer: list[Address] | OSError | None = None
 
     def fileno(self) -> int:
-        return self._bell.fileno()
+        return self._wake_fd.fileno()
 
     @property
     def asked_at(self) -> float | None:
@@ -82,14 +82,14 @@ class Lookup:
             answer, self._answer = self._answer, None
             if answer is not None:
                 self._asked_at = None
-                self._bell.silence()
+                self._wake_fd.clear()
         return answer
 
     def close(self) -> None:
         """Whatever is still answered is not wanted any more."""
         with self._lock:
             self._question += 1
-            self._bell.close()
+            self._wake_fd.close()
 
     def _look_up(self, question: int) -> None:
         try:
@@ -103,7 +103,7 @@ class Lookup:
         with self._lock:
             if question == self._question:
                 self._answer = answer
-                self._bell.ring()
+                self._wake_fd.set()
 
 
 # --- link ------------------------------------------------------------------------------------------------------------------
@@ -278,7 +278,7 @@ class Dialler:
         self._refusal: FrameError | HandshakeRefused | None = None
         self._refused_at = math.inf
         self._last_began_at = self._last_failed_at = -math.inf
-        self._failures = 0
+        self._backoff = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
         self._pause_s = 0.0
 
     # --- how it stands -----------------------------------------------------------------------------------------------------
@@ -349,7 +349,7 @@ class Dialler:
 
     def start_anew(self, broken: LinkBroken, failures: int, now: float) -> None:
         """The link that was given out has broken, and so many did before it, each soon."""
-        self._failures = failures
+        self._backoff.failures = failures
         self._note_failure(broken, now)
 
     def close(self) -> None:
@@ -404,14 +404,8 @@ class Dialler:
         self.refused_since = (self.refused_since or now) if broken.number == errno.ECONNREFUSED else None
         self._last_failed_at = now
         if not self._calls and not self._untried:
-            self._failures += 1
-            self._pause_s = self._next_pause_s()
-
-    def _next_pause_s(self) -> float:
-        """Longer each time, and never the same for two nodes, so that those cut off together do not come back together."""
-        if self._failures == 1 and self._home is not None:
-            return 0.0
-        return min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(self._failures - 1, 10)) * random.uniform(0.5, 1.0)
+            pause_s = self._backoff.next_s()
+            self._pause_s = 0.0 if self._backoff.failures == 1 and self._home is not None else pause_s
 
     def _raise_final_refusal(self, now: float) -> None:
         refusal = self._refusal

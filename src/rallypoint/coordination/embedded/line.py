@@ -10,6 +10,7 @@ import math
 import select
 from collections.abc import Callable
 
+from rallypoint.base.text import host_port
 from rallypoint.coordination.embedded.dialling import Dialler, Link, LinkBroken, dial
 from rallypoint.coordination.embedded.frames import FrameError
 from rallypoint.coordination.embedded.handshake import ClientHandshake, HandshakeRefused
@@ -30,7 +31,7 @@ class Line:
     """`poll` is for waiting. `openings` counts how often the line was opened: whoever asked something before must ask again."""
 
     def __init__(self, host: str, port: int, make_handshake: Callable[[], ClientHandshake], dial: Dial, now: float) -> None:
-        self.name = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        self.name = host_port(host, port)
         self.poll = select.epoll()
         self.openings = 0
         self.incarnation = ""

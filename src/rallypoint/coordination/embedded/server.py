@@ -17,7 +17,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 
-from rallypoint.base import outbox
 from rallypoint.base.limits import STRANGERS_IN_RESERVE, is_reserved
 from rallypoint.coordination.embedded.connection import Connection, ConnectionEnded
 from rallypoint.coordination.embedded.frames import FrameError
@@ -27,6 +26,8 @@ from rallypoint.coordination.embedded.wire import encode
 from rallypoint.coordination.keyspace import Keyspace
 from rallypoint.net.acceptor import Doorway, Refusals
 from rallypoint.net.listening import address_of
+from rallypoint.net.service_thread import ServiceThread
+from rallypoint.net.wake_fd import WakeFd
 from rallypoint.store.tcp_protocol import GREETING
 
 __all__ = ["CoordinationServer", "ServingLoop"]
@@ -43,7 +44,7 @@ FAREWELL_S = 0.5
 
 
 class ServingLoop:
-    """Everything that the server's thread does. `wake` and `living_count` are for other threads too."""
+    """Everything that the server's thread does. `wake_fd` ends a turn; `living_count` is for other threads too."""
 
     def __init__(
         self,
@@ -53,6 +54,7 @@ class ServingLoop:
         incarnation: str,
         clock: Callable[[], float],
         on_fewer: Callable[[], None],
+        wake_fd: WakeFd,
         take_in_worker: Callable[[socket.socket, str], None] | None = None,
     ) -> None:
         self._service = service
@@ -65,14 +67,9 @@ class ServingLoop:
         self._strangers: dict[int, Connection] = {}  # in the order in which they came
         self._held_bytes = 0
         self._refusals = Refusals()
-        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._poll = select.epoll()
-        self._poll.register(self._bell, select.EPOLLIN)
+        self._poll.register(wake_fd, select.EPOLLIN)
         self._doorway = Doorway(listeners, self._poll)
-
-    def wake(self) -> None:
-        """Make the turn under way the last before whoever runs the loop looks up."""
-        os.eventfd_write(self._bell, 1)
 
     def living_count(self) -> int:
         """How many clients there are, without those that are lost: their lease has ended, and nobody will hear from them."""
@@ -264,7 +261,6 @@ class ServingLoop:
             connection.close()
         self._doorway.close()
         self._poll.close()
-        os.close(self._bell)
 
 
 # --- server ----------------------------------------------------------------------------------------------------------------
@@ -299,10 +295,10 @@ class CoordinationServer:
 
         self._clock = clock
         self._fewer = threading.Condition()
-        self._loop = ServingLoop(sockets, service, make_handshake, self.incarnation, clock, self._notify, take_in_worker)
-        self._thread = threading.Thread(target=self._run, name="rallypoint-store", daemon=True)
+        wake_fd = WakeFd()
+        self._loop = ServingLoop(sockets, service, make_handshake, self.incarnation, clock, self._notify, wake_fd, take_in_worker)
+        self._thread = ServiceThread("store", wake_fd, self._run, self._loop.close)
         self._farewell: str | None = None
-        self._is_closed = False
 
     def start(self) -> None:
         self._thread.start()
@@ -326,30 +322,12 @@ class CoordinationServer:
             return
         self.wait_until_alone(self._clock() + linger_s, except_for=0)
         self._farewell = reason
-        if self._thread.ident is None:
-            self._close()
-        else:
-            self._wake()
-            self._thread.join()
-            outbox.settle()
+        self._thread.stop()
 
     def _run(self) -> None:
-        try:
-            while self._farewell is None:
-                self._loop.turn()
-            self._loop.say_farewell(self._farewell)
-        finally:
-            self._close()
-
-    def _wake(self) -> None:
-        with self._fewer:
-            if not self._is_closed:
-                self._loop.wake()
-
-    def _close(self) -> None:
-        with self._fewer:
-            self._is_closed = True
-            self._loop.close()
+        while self._farewell is None:
+            self._loop.turn()
+        self._loop.say_farewell(self._farewell)
 
     def _notify(self) -> None:
         with self._fewer:

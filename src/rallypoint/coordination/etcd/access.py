@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rallypoint.base.records import Value
+from rallypoint.base.text import host_port
 from rallypoint.coordination.engine import RefusedError
 
 TYPE_CHECKING = False
@@ -34,7 +35,7 @@ class EtcdAccess(Value):
 
     def names(self) -> list[str]:
         """The endpoints, as users write them."""
-        return [f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in self.endpoints]
+        return [host_port(*endpoint) for endpoint in self.endpoints]
 
 
 def access_of(client: Any) -> EtcdAccess:

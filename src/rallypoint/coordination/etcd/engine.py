@@ -188,7 +188,7 @@ class EtcdCoordination(Coordination):
     # --- being a client ----------------------------------------------------------------------------------------------------
 
     def fileno(self) -> int:
-        return self._reports.bell.fileno()
+        return self._reports.wake_fd.fileno()
 
     def wake_at(self) -> float:
         return 0.0 if self._reports.has_news or self._keeper.is_lease_lost else self._keeper.keep_at()
@@ -216,7 +216,7 @@ class EtcdCoordination(Coordination):
         for watch in watches:
             watch.join()
         self._caller.hang_up()
-        self._reports.bell.close()
+        self._reports.wake_fd.close()
 
     # --- calls -------------------------------------------------------------------------------------------------------------
 

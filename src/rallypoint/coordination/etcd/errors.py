@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from rallypoint.coordination.etcd.codec import Fields
-    from rallypoint.net.wake_fd import Bell
+    from rallypoint.net.wake_fd import WakeFd
 
 __all__ = [
     "NOT_ETCD",
@@ -211,7 +211,7 @@ def explain_not_found(connection: HttpConnection, limit: float) -> Failure:
     return Failure("its JSON gateway is off: start etcd without --enable-grpc-gateway=false", is_final=True)
 
 
-def explain_hang_up(error: OSError, endpoint: tuple[str, int], with_tls: bool, limit: float, interrupt: Bell | None) -> Failure:
+def explain_hang_up(error: OSError, endpoint: tuple[str, int], with_tls: bool, limit: float, interrupt: WakeFd | None) -> Failure:
     """Why an endpoint has closed a connection before it said anything: etcd does that to whoever does not use TLS as it does.
 
     So it is tried the other way. If that does not work either, it was just this connection.
@@ -224,14 +224,14 @@ def explain_hang_up(error: OSError, endpoint: tuple[str, int], with_tls: bool, l
         return failure_of(error)
 
 
-def _explain_without_tls(endpoint: tuple[str, int], limit: float, interrupt: Bell | None) -> Failure:
+def _explain_without_tls(endpoint: tuple[str, int], limit: float, interrupt: WakeFd | None) -> Failure:
     with closing(HttpConnection(endpoint, None, limit, interrupt)) as connection:
         connection.ask("GET", "/version", {}, b"", limit)
         connection.read_answer(limit)
     return Failure("it does not speak TLS, and was asked with it: see protocol", is_final=True)
 
 
-def _explain_with_tls(endpoint: tuple[str, int], limit: float, interrupt: Bell | None) -> Failure:
+def _explain_with_tls(endpoint: tuple[str, int], limit: float, interrupt: WakeFd | None) -> Failure:
     import ssl
 
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)

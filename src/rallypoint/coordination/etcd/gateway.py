@@ -6,15 +6,14 @@ been heard of for a second, that one is asked how it is.
 
 from __future__ import annotations
 
-import random
-
+from rallypoint.base.backoff import Backoff
 from rallypoint.base.records import Value
 from rallypoint.coordination.engine import CoordinationError, RefusedError, UnreachableError
 from rallypoint.coordination.etcd.codec import encode
 from rallypoint.coordination.etcd.errors import EtcdError, Failure, TokenRefused, refusal, summary
-from rallypoint.coordination.etcd.http import Interrupted, is_rung
+from rallypoint.coordination.etcd.http import Interrupted, is_set
 from rallypoint.coordination.etcd.talk import PATIENCE_S, Answer, EtcdCluster, Talk
-from rallypoint.net.wake_fd import Bell
+from rallypoint.net.wake_fd import WakeFd
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -43,7 +42,7 @@ class Stream(Value):
 class Caller:
     """One thread's way to the cluster; it keeps its latest connection. `interrupt` ends whatever it is doing."""
 
-    def __init__(self, cluster: EtcdCluster, interrupt: Bell | None = None) -> None:
+    def __init__(self, cluster: EtcdCluster, interrupt: WakeFd | None = None) -> None:
         self._cluster = cluster
         self._clock = cluster.clock
         self._interrupt = interrupt
@@ -85,7 +84,7 @@ class Caller:
         return self._somewhere(attempt, deadline, is_repeatable=True)
 
     def pause(self, pause_s: float) -> None:
-        if is_rung(self._interrupt, pause_s):
+        if is_set(self._interrupt, pause_s):
             raise Interrupted
 
     def hang_up(self) -> None:
@@ -96,7 +95,7 @@ class Caller:
     # --- one endpoint after the other --------------------------------------------------------------------------------------
 
     def _somewhere(self, attempt: Attempt[Result], deadline: float, is_repeatable: bool) -> Result:
-        pause_s = FIRST_PAUSE_S
+        backoff = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
         while True:
             failures: list[tuple[str, Failure]] = []
             order = self._cluster.order()
@@ -111,14 +110,13 @@ class Caller:
                 else:
                     self._cluster.adopt(index)
                     return result
-            self._give_up_or_pause(summary(failures), deadline, pause_s)
-            pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
+            self._give_up_or_pause(summary(failures), deadline, backoff.next_s())
 
     def _give_up_or_pause(self, verdict: CoordinationError, deadline: float, pause_s: float) -> None:
         left_s = deadline - self._clock()
         if not isinstance(verdict, UnreachableError) or left_s <= FIRST_PAUSE_S:
             raise verdict
-        self.pause(min(pause_s * random.uniform(0.5, 1.0), left_s / 2))
+        self.pause(min(pause_s, left_s / 2))
 
     def _share(self, deadline: float, tries: int) -> float:
         """Until when one of so many endpoints may take our time."""

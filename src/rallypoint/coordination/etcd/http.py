@@ -15,8 +15,9 @@ import select
 import socket
 import time
 
+from rallypoint.base.text import host_port
 from rallypoint.net.listening import resolve, tune
-from rallypoint.net.wake_fd import Bell
+from rallypoint.net.wake_fd import WakeFd
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 
-__all__ = ["HttpConnection", "Interrupted", "Late", "NotHttp", "Wire", "is_rung"]
+__all__ = ["HttpConnection", "Interrupted", "Late", "NotHttp", "Wire", "is_set"]
 
 
 # --- etcd socket -----------------------------------------------------------------------------------------------------------
@@ -48,11 +49,11 @@ class Late(OSError):
     """A deadline has passed."""
 
 
-def is_rung(bell: Bell | None, wait_s: float) -> bool:
-    """Whether the bell rings within this time."""
+def is_set(wake_fd: WakeFd | None, wait_s: float) -> bool:
+    """Whether it is set within this time."""
     poll = select.poll()
-    if bell is not None:
-        poll.register(bell.fileno(), select.POLLIN)
+    if wake_fd is not None:
+        poll.register(wake_fd.fileno(), select.POLLIN)
     return bool(poll.poll(_milliseconds(wait_s)))
 
 
@@ -63,11 +64,11 @@ def _milliseconds(wait_s: float) -> int | None:
 class Wire:
     """One connection. What has come, and was not taken yet, is in `received`.
 
-    Its calls raise Late at their deadline, Interrupted while `interrupt` rings, and other OSErrors for all else.
+    Its calls raise Late at their deadline, Interrupted while `interrupt` is set, and other OSErrors for all else.
     """
 
     def __init__(
-        self, host: str, port: int, tls: ssl.SSLContext | None, interrupt: Bell | None, clock: Clock = time.monotonic
+        self, host: str, port: int, tls: ssl.SSLContext | None, interrupt: WakeFd | None, clock: Clock = time.monotonic
     ) -> None:
         self.interrupt = interrupt
         self.received = bytearray()
@@ -193,11 +194,11 @@ class HttpConnection:
         endpoint: tuple[str, int],
         tls: ssl.SSLContext | None,
         deadline: float,
-        interrupt: Bell | None = None,
+        interrupt: WakeFd | None = None,
         clock: Clock = time.monotonic,
     ) -> None:
         host, port = endpoint
-        self._name = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        self._name = host_port(host, port)
         self._wire = Wire(host, port, tls, interrupt, clock)
         self._body = bytearray()  # of the answer, as far as it has come
         self._left: int | None = None  # of the body, or of its present chunk; None before the first chunk
@@ -215,9 +216,9 @@ class HttpConnection:
         """Whether it is open, and between two questions."""
         return not self._is_last and self._wire.is_quiet()
 
-    def interrupt_by(self, bell: Bell | None) -> None:
-        """From now on this bell interrupts whoever waits."""
-        self._wire.interrupt = bell
+    def interrupt_by(self, wake_fd: WakeFd | None) -> None:
+        """From now on this interrupts whoever waits."""
+        self._wire.interrupt = wake_fd
 
     def local_address(self) -> str:
         return self._wire.local_address()

@@ -11,19 +11,19 @@ there are no keepalives, or few, it is asked how it is.
 from __future__ import annotations
 
 import math
-import random
 import threading
 from contextlib import contextmanager
 
+from rallypoint.base.backoff import jittered
 from rallypoint.coordination.engine import RefusedError, StoreGoneError, UnreachableError
 from rallypoint.coordination.etcd.codec import Malformed, Words, leases, number
 from rallypoint.coordination.etcd.errors import EtcdError
 from rallypoint.coordination.etcd.gateway import Caller
-from rallypoint.coordination.etcd.http import Interrupted, is_rung
+from rallypoint.coordination.etcd.http import Interrupted, is_set
 from rallypoint.coordination.etcd.talk import PATIENCE_S, STATUS, EtcdCluster
 from rallypoint.coordination.etcd.watch import Reports
 from rallypoint.coordination.held_lease import HeldLease
-from rallypoint.net.wake_fd import Bell
+from rallypoint.net.wake_fd import WakeFd
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class Keeper:
         self._reports = reports
         self._clock = cluster.clock
         self._lock = threading.Lock()
-        self._bell, self._stop = Bell(), Bell()
+        self._wake_fd, self._stop = WakeFd(), WakeFd()
         self._caller = Caller(cluster, self._stop)
         self._calls = 0  # of the owner, that are under way, one inside the other
         self._is_beat_due = self._is_check_due = self._is_vouching = self._is_stopped = False
@@ -65,19 +65,19 @@ class Keeper:
 
     def stop(self) -> None:
         self._is_stopped = True
-        self._stop.ring()
-        self._bell.ring()
+        self._stop.set()
+        self._wake_fd.set()
         if self._thread.ident is not None:
             self._thread.join(JOIN_S)
         if not self._thread.is_alive():
             self._caller.hang_up()
-            self._bell.close()
+            self._wake_fd.close()
             self._stop.close()
 
     def hold(self, lease: HeldLease | None) -> None:
         with self._lock:
             self.lease, self._is_beat_due = lease, False
-        self._bell.ring()
+        self._wake_fd.set()
 
     def lose(self) -> None:
         """The lease is over, as we have learnt elsewhere."""
@@ -109,7 +109,7 @@ class Keeper:
             if is_due:
                 self._note_due(now)
         if is_due:
-            self._bell.ring()
+            self._wake_fd.set()
 
     @contextmanager
     def attended(self) -> Iterator[None]:
@@ -124,20 +124,20 @@ class Keeper:
     def check_soon(self) -> None:
         """Somebody could not reach the cluster."""
         self._is_check_due = True
-        self._bell.ring()
+        self._wake_fd.set()
 
     def vouch(self, is_wanted: bool) -> None:
         """Whether there are watches, which say nothing if nothing changes."""
         self._is_vouching = is_wanted
-        self._bell.ring()
+        self._wake_fd.set()
 
     # --- the thread --------------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
         try:
             while not self._is_stopped:
-                is_rung(self._bell, self._wait_s())
-                self._bell.silence()
+                is_set(self._wake_fd, self._wait_s())
+                self._wake_fd.clear()
                 self._do_what_is_due()
         except Interrupted:
             return
@@ -186,7 +186,7 @@ class Keeper:
                 self._keep(lease, now + TRY_S)
         except (UnreachableError, EtcdError, Malformed) as trouble:
             self._troubled_since = now if self._troubled_since is None else self._troubled_since
-            self._retry_at = self._clock() + RETRY_S * random.uniform(0.5, 1.0)
+            self._retry_at = self._clock() + jittered(RETRY_S)
             self._reports.trouble(self, self._troubled_since, str(trouble))
         else:
             self._troubled_since, self._retry_at, self._heard_at = None, 0.0, self._clock()
@@ -205,7 +205,7 @@ class Keeper:
             lease.note_answer(answer.sent_at, is_kept)
             self._is_beat_due = self._is_beat_due and self.lease is not lease
         if not is_kept:
-            self._reports.bell.ring()
+            self._reports.wake_fd.set()
 
     def _is_bound(self, lease: HeldLease, deadline: float) -> bool:
         """Whether the key that goes with the lease is there. A new leader may not know of a lease yet, but it does of keys."""

@@ -21,8 +21,9 @@ import time
 from hashlib import sha256
 from ipaddress import ip_address
 
-from rallypoint.base import report
+from rallypoint.base import environment, report
 from rallypoint.base.records import Value
+from rallypoint.base.text import host_port
 from rallypoint.coordination.engine import CoordinationError, RefusedError, UnreachableError
 from rallypoint.coordination.etcd.access import EtcdAccess
 from rallypoint.coordination.etcd.codec import Malformed, Words, number
@@ -33,7 +34,7 @@ from rallypoint.coordination.etcd.talk import EtcdCluster
 from rallypoint.coordination.model import Snapshot
 from rallypoint.errors import UsageError
 from rallypoint.net.listening import resolve
-from rallypoint.net.wake_fd import Bell
+from rallypoint.net.wake_fd import WakeFd
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -70,10 +71,10 @@ class Plan(Value):
     token: str
 
     def names(self) -> list[str]:
-        return [_url_host(host, port) for host, port in self.endpoints]
+        return [host_port(host, port) for host, port in self.endpoints]
 
     def peer_urls(self) -> list[str]:
-        return [f"http://{_url_host(host, port + 1)}" for host, port in self.endpoints]
+        return [f"http://{host_port(host, port + 1)}" for host, port in self.endpoints]
 
     def initial_cluster(self) -> str:
         return ",".join(f"{name}={url}" for name, url in zip(self.names(), self.peer_urls(), strict=True))
@@ -96,7 +97,7 @@ def plan_cluster(access: EtcdAccess, run_id: str) -> Plan:
         raise UsageError("bootstrap=true starts members that speak http and know no users: leave out protocol and user")
     for host, port in endpoints:
         if not 0 < port < LAST_PORT or endpoints.count((host, port)) > 1 or (host, port + 1) in endpoints:
-            name = _url_host(host, port)
+            name = host_port(host, port)
             raise UsageError(f"bootstrap=true: the member at {name} needs that port and the next one (for its peers) for itself")
     return Plan(endpoints, sha256(f"rallypoint {run_id}".encode()).hexdigest()[:16])
 
@@ -175,7 +176,7 @@ def _bound(address: Address, port: int) -> socket.socket:
         one.bind((host, port, *rest))
     except OSError as error:
         one.close()
-        raise OSError(error.errno, error.strerror, _url_host(host, port)) from None
+        raise OSError(error.errno, error.strerror, host_port(host, port)) from None
     return one
 
 
@@ -190,10 +191,6 @@ def _lock(name: str) -> socket.socket | None:
             raise
         return None
     return lock
-
-
-def _url_host(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 # --- its etcd --------------------------------------------------------------------------------------------------------------
@@ -230,12 +227,12 @@ class Member:
         """With the data that it has, if it has any; then `entry` is of no interest to it."""
         with open(self._log, "wb"):
             """What the one before has said is no longer of interest."""
-        self._process = EtcdProcess(self._binary, self._flags(entry), os.environ, self._log)
+        self._process = EtcdProcess(self._binary, self._flags(entry), environment.own, self._log)
 
     def _flags(self, entry: Entry) -> list[str]:
         index, port = self._claim.index, self._claim.port
         at_clients, at_peers = (
-            ",".join(f"http://{_url_host(address, one)}" for address in self._claim.addresses) for one in (port, port + 1)
+            ",".join(f"http://{host_port(address, one)}" for address in self._claim.addresses) for one in (port, port + 1)
         )
         return [
             f"--name={self.name}", f"--data-dir={self._data}",
@@ -296,7 +293,7 @@ class Membership:
         """With all the others. Should the cluster be there all the same, etcd asks its peers, and ends if they know it."""
         return Entry(self._plan.initial_cluster(), True)
 
-    def entry(self, index: int, interrupt: Bell | None) -> Entry | None:
+    def entry(self, index: int, interrupt: WakeFd | None) -> Entry | None:
         """How a member that has no data comes into the cluster, which is changed for it; None if that cannot be told now."""
         there = [endpoint for one, endpoint in enumerate(self._plan.endpoints) if one != index and _is_listening(endpoint)]
         if not there:

@@ -16,6 +16,7 @@ import socket
 import tempfile
 import time
 
+from rallypoint.base import environment
 from rallypoint.coordination.etcd import process as etcd_process
 from rallypoint.coordination.etcd.process import EtcdProcess, EtcdServerError, etcd_version, find_etcd
 
@@ -70,8 +71,8 @@ class EtcdServer:
         """
         if self._run is not None:
             raise EtcdServerError(f"this etcd server runs already, at {self.get_endpoint()}; stop it first, or make another one")
-        binary = find_etcd(os.environ)
-        version = etcd_version(binary, os.environ)
+        binary = find_etcd(environment.own)
+        version = etcd_version(binary, environment.own)
         until = time.monotonic() + timeout
         for tries_left in range(max(0, num_retries), -1, -1):
             run = _Run(binary, version, self._data_dir)
@@ -137,7 +138,7 @@ class _Run:
 
     def _start_and_wait(self, stderr: int | TextIO | None, timeout_s: float, until: float) -> None:
         log = os.path.join(self._folder, "etcd.log")
-        process = self._process = EtcdProcess(self._binary, self._flags(), os.environ, log, stderr)
+        process = self._process = EtcdProcess(self._binary, self._flags(), environment.own, log, stderr)
         while not self._serves():
             if process.exit_code is not None:
                 raise self._trouble(process, f"ended with {process.exit_code} before it served")

@@ -32,7 +32,7 @@ from rallypoint.coordination.etcd.errors import (
     is_hang_up,
 )
 from rallypoint.coordination.etcd.http import HttpConnection, NotHttp
-from rallypoint.net.wake_fd import Bell
+from rallypoint.net.wake_fd import WakeFd
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class EtcdCluster:
         count, suspects = len(self.names), frozenset(self._suspects)
         return sorted(range(count), key=lambda index: (index in suspects, (index - self.home) % count))
 
-    def open(self, index: int, deadline: float, interrupt: Bell | None) -> HttpConnection:
+    def open(self, index: int, deadline: float, interrupt: WakeFd | None) -> HttpConnection:
         """A new connection to one endpoint."""
         return HttpConnection(self.access.endpoints[index], self._tls, deadline, interrupt, self.clock)
 
@@ -127,7 +127,7 @@ class Answer(Value):
 class Talk:
     """A connection, opened when it is made. Whatever is wrong with the endpoint is a Failure."""
 
-    def __init__(self, cluster: EtcdCluster, index: int, limit: float, interrupt: Bell | None) -> None:
+    def __init__(self, cluster: EtcdCluster, index: int, limit: float, interrupt: WakeFd | None) -> None:
         self.index = index
         self._cluster = cluster
         self._interrupt = interrupt
@@ -149,9 +149,9 @@ class Talk:
     def local_address(self) -> str:
         return self._connection.local_address()
 
-    def interrupt_by(self, bell: Bell | None) -> None:
-        self._interrupt = bell
-        self._connection.interrupt_by(bell)
+    def interrupt_by(self, wake_fd: WakeFd | None) -> None:
+        self._interrupt = wake_fd
+        self._connection.interrupt_by(wake_fd)
 
     # --- questions ---------------------------------------------------------------------------------------------------------
 

@@ -17,10 +17,10 @@ counts as run out, which makes the others wait and does no harm.
 from __future__ import annotations
 
 import math
-import random
 import threading
 from operator import attrgetter
 
+from rallypoint.base.backoff import jittered
 from rallypoint.coordination.engine import CompactedError, CoordinationError, RefusedError, StoreGoneError, UnreachableError
 from rallypoint.coordination.etcd.codec import OPERATIONS, Change, Malformed, Words, counts, flag, number, revision_of
 from rallypoint.coordination.etcd.errors import EtcdError, Failure, TokenRefused
@@ -28,7 +28,7 @@ from rallypoint.coordination.etcd.gateway import Caller
 from rallypoint.coordination.etcd.http import Interrupted
 from rallypoint.coordination.etcd.talk import EtcdCluster, Talk
 from rallypoint.coordination.model import Event
-from rallypoint.net.wake_fd import Bell
+from rallypoint.net.wake_fd import WakeFd
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -49,10 +49,10 @@ _revision_of = attrgetter("revision")
 
 
 class Reports:
-    """Filled by any thread, emptied by the owner's; `bell` rings when there is something to take."""
+    """Filled by any thread, emptied by the owner's; `wake_fd` is set when there is something to take."""
 
     def __init__(self) -> None:
-        self.bell = Bell()
+        self.wake_fd = WakeFd()
         self._lock = threading.Lock()
         self._events: dict[object, list[Event]] = {}  # by the watch that they are from
         self._troubles: dict[object, tuple[float, str]] = {}  # by whom they have befallen: since when, and what
@@ -66,7 +66,7 @@ class Reports:
         with self._lock:
             if events and watch in self._events:
                 self._events[watch] += events
-                self.bell.ring()
+                self.wake_fd.set()
 
     def fail(self, watch: object, failure: CoordinationError) -> None:
         """The watch cannot go on."""
@@ -74,24 +74,24 @@ class Reports:
             if self._events.pop(watch, None) is not None:
                 self._troubles.pop(watch, None)
                 self._failure = failure
-                self.bell.ring()
+                self.wake_fd.set()
 
     def end(self, end: CoordinationError) -> None:
         """Nothing can go on."""
         with self._lock:
             self._end = self._end or end
-            self.bell.ring()
+            self.wake_fd.set()
 
     def trouble(self, who: object, since: float, what: str) -> None:
         with self._lock:
             if who not in self._troubles:
-                self.bell.ring()
+                self.wake_fd.set()
             self._troubles[who] = since, what
 
     def fine(self, who: object) -> None:
         with self._lock:
             if self._troubles.pop(who, None) is not None:
-                self.bell.ring()
+                self.wake_fd.set()
 
     # --- for the owner -----------------------------------------------------------------------------------------------------
 
@@ -118,7 +118,7 @@ class Reports:
     def take(self) -> list[Event]:
         """What has come, ordered; raises what has happened instead."""
         with self._lock:
-            self.bell.silence()
+            self.wake_fd.clear()
             if self._end is not None:
                 raise type(self._end)(str(self._end))
             if self._failure is not None:
@@ -185,8 +185,8 @@ class EtcdWatch:
         self._clock = cluster.clock
         self._words = words
         self._reports = reports
-        self._bell = Bell()  # to stop, or to look where the client's home is
-        self._caller = Caller(cluster, self._bell)
+        self._wake_fd = WakeFd()  # to stop, or to look where the client's home is
+        self._caller = Caller(cluster, self._wake_fd)
         self._talk: Talk | None = None
         self._begun_at = self._clock()
         self._broken_at: float | None = None
@@ -202,16 +202,16 @@ class EtcdWatch:
 
     def start(self) -> None:
         assert self._talk is not None
-        self._talk.interrupt_by(self._bell)
+        self._talk.interrupt_by(self._wake_fd)
         self._thread.start()
 
     def look_around(self) -> None:
         """The client's home is another one: if it left ours because we are of no use there, we should go too."""
-        self._bell.ring()
+        self._wake_fd.set()
 
     def stop(self) -> None:
         self._is_stopped = True
-        self._bell.ring()
+        self._wake_fd.set()
 
     def join(self) -> bool:
         """Whether it has ended, in time."""
@@ -221,7 +221,7 @@ class EtcdWatch:
             return False
         self._close_talk()
         self._caller.hang_up()
-        self._bell.close()
+        self._wake_fd.close()
         return True
 
     @property
@@ -249,7 +249,7 @@ class EtcdWatch:
                 self._take(self._talk.go_on(math.inf))
             self._tell()
         except Interrupted:
-            self._bell.silence()
+            self._wake_fd.clear()
             self._begun_at = -math.inf  # it did not break
             if self._talk is not None and self._talk.index != self._cluster.home:
                 self._close_talk()
@@ -264,7 +264,7 @@ class EtcdWatch:
                 talk = self._begin(self._caller, self._begun_at + TRY_S)
             except UnreachableError as trouble:
                 self._reports.trouble(self, self._broken_at or self._begun_at, str(trouble))
-                self._caller.pause(RETRY_S * random.uniform(0.5, 1.0))
+                self._caller.pause(jittered(RETRY_S))
             else:
                 self._broken_at = None
                 self._reports.fine(self)
