@@ -92,17 +92,19 @@ class LocalElasticAgent(SimpleElasticAgent):
 
     def run(self, role: str = "default") -> RunResult:
         self._reserve_files()
-        with outbox.on_duty():
-            return self._run_on_record(role)
+        with outbox.on_duty(), warden_client.keep_wardens() as wardens:
+            return self._run_on_record(role, wardens)
 
-    def _run_on_record(self, role: str) -> RunResult:
+    def _run_on_record(self, role: str, wardens: warden_client.keep_wardens) -> RunResult:
         record = self._records.run
         record.began(self._worker_group.spec, self._time_outs())
         try:
             self._setup_healthcheck()
             self._monitor.open(is_asked_for_progress=self._health_check_server is not None)
-            with warden_client.keep_wardens():
+            try:
                 result = super().run(role)
+            finally:
+                wardens.dismiss()  # it ends while we tidy up
             record.ended(not result.is_failed(), record.board.status.why)
             return result
         except BaseException as error:  # whatever it was, it ends the run; it is raised again

@@ -245,9 +245,8 @@ class DefaultLogsSpecs(LogsSpecs):
     def discard_if_empty(self) -> bool:
         """Remove the temporary folder when no worker has left anything in it; says whether it is gone."""
         try:
-            if not (self._is_temporary and self._run_folder and _holds_nothing(self.root_log_dir)):
+            if not (self._is_temporary and self._run_folder and _remove_if_empty(self.root_log_dir)):
                 return False
-            _remove_empty_tree(self.root_log_dir)
         except OSError:  # somebody else keeps something there, so it stays
             return False
         self._root_log_dir = _temporary_path()
@@ -408,19 +407,22 @@ def _foreign_owner(status: os.stat_result) -> str:
         return ""
 
 
-def _holds_nothing(root: str) -> bool:
-    """Whether there is nothing but folders, the run's events, and empty files, as a stream that stayed silent leaves one."""
-    for folder, _, files in os.walk(root):
-        for name in filter(lambda name: name != defaults.EVENT_FILE, files):
-            status = os.lstat(os.path.join(folder, name))
-            if status.st_size or not stat.S_ISREG(status.st_mode):
+def _remove_if_empty(root: str) -> bool:
+    """Remove a tree of nothing but folders, the run's events, and empty files, as a stream that stayed silent leaves one.
+
+    It is looked through before anything is removed, and that with calls that refuse a folder which is not empty.
+    """
+    folders, files = [], []
+    for folder, _, names in os.walk(root, topdown=False):
+        folders.append(folder)
+        for name in names:
+            path = os.path.join(folder, name)
+            status = os.lstat(path)
+            if name != defaults.EVENT_FILE and (status.st_size or not stat.S_ISREG(status.st_mode)):
                 return False
-    return True
-
-
-def _remove_empty_tree(root: str) -> None:
-    """Bottom-up, and only with calls that refuse a folder that is not empty."""
-    for folder, _, files in os.walk(root, topdown=False):
-        for name in files:
-            os.unlink(os.path.join(folder, name))
+            files.append(path)
+    for path in files:
+        os.unlink(path)
+    for folder in folders:
         os.rmdir(folder)
+    return True
