@@ -44,6 +44,7 @@ __all__ = [
 INHERITED = ""  # the path that stands for "the launcher's own stream"
 FOLDERS_TIMEOUT_S = 5.0  # for the folders of one group of workers
 FIRST_TIMEOUT_S = 60.0  # for those of the first one: nothing runs yet that could wait for them
+REMOVERS = 8
 NOBODY = 65534  # whom a file server takes root for
 _FOREIGN = "it belongs to {owner}, who could make root write elsewhere"
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
@@ -412,9 +413,10 @@ def _remove_if_empty(root: str) -> bool:
 
     It is looked through before anything is removed, and that with calls that refuse a folder which is not empty.
     """
-    folders, files = [], []
+    files: list[str] = []
+    levels: dict[int, list[str]] = {}
     for folder, _, names in os.walk(root, topdown=False):
-        folders.append(folder)
+        levels.setdefault(folder.count(os.sep), []).append(folder)
         for name in names:
             path = os.path.join(folder, name)
             status = os.lstat(path)
@@ -423,6 +425,36 @@ def _remove_if_empty(root: str) -> bool:
             files.append(path)
     for path in files:
         os.unlink(path)
-    for folder in folders:
-        os.rmdir(folder)
+    for level in sorted(levels, reverse=True):
+        _remove_folders(levels[level])
     return True
+
+
+def _remove_folders(folders: list[str]) -> None:
+    """Folders of which none holds another, beside each other: it may take the kernel milliseconds to free what one took."""
+    from threading import Thread
+
+    errors: list[OSError] = []
+
+    def remove(share: list[str]) -> None:
+        try:
+            for folder in share:
+                os.rmdir(folder)
+        except OSError as error:
+            errors.append(error)
+
+    own, *shares = (folders[at::REMOVERS] for at in range(min(REMOVERS, len(folders))))
+    helpers = []
+    for share in shares:
+        helper = Thread(target=remove, args=(share,), daemon=True)
+        try:
+            helper.start()
+        except RuntimeError:  # no thread is left
+            own += share
+        else:
+            helpers.append(helper)
+    remove(own)
+    for helper in helpers:
+        helper.join()
+    if errors:
+        raise errors[0]
