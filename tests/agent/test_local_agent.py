@@ -17,6 +17,7 @@ import pytest
 
 from rallypoint.agent import local_agent
 from rallypoint.agent.local_agent import LocalElasticAgent
+from rallypoint.agent.worker_monitor import WorkerMonitor
 from rallypoint.agent.workers import RunResult, WorkerGroup, WorkerSpec, WorkerState
 from rallypoint.errors import SignalException, WorkerStartError
 from rallypoint.output.log_specs import DefaultLogsSpecs, Std
@@ -481,9 +482,9 @@ def test_m12_a_worker_that_is_late_before_all_have_been_started_is_ended(
     """m12: on a loaded machine a worker may be quicker than the agent, which has yet to put down whom it has started."""
     judged = threading.Event()
 
-    class Agent(LocalElasticAgent):
-        def _is_ours(self, pid: int) -> bool:
-            is_ours = super()._is_ours(pid)
+    class Monitor(WorkerMonitor):
+        def is_ours(self, pid: int) -> bool:
+            is_ours = super().is_ours(pid)
             judged.set()
             return is_ours
 
@@ -494,7 +495,9 @@ def test_m12_a_worker_that_is_late_before_all_have_been_started_is_ended(
 
     monkeypatch.setenv("TORCHELASTIC_ENABLE_FILE_TIMER", "1")
     monkeypatch.setattr(local_agent, "start_processes", start_slowly)
-    result = make_agent(sys.executable, "-c", LATE, cls=Agent).run()
+    monkeypatch.setattr(local_agent, "WorkerMonitor", Monitor)
+    result = make_agent(sys.executable, "-c", LATE).run()
+    assert judged.is_set()
     assert result.is_failed()
     assert result.failures[0].exitcode == -signal.SIGKILL
     assert result.failures[0].message.startswith("timer first step expired")

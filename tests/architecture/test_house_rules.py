@@ -19,6 +19,7 @@ AROUND_ENVIRONMENT = {
     "rallypoint.processes.warden_start",  # loads nothing of ours: it runs before all else
     "rallypoint.worker_site.sitecustomize",  # the same, in every interpreter that a worker starts
 }
+CAPABILITIES = {"CoordinatedHandler", "WakingHandler", "WardedContext", "PContext", "DefaultLogsSpecs"}
 UNFINISHED = ("TODO", "FIXME", "XXX", "HACK")
 
 
@@ -92,3 +93,20 @@ def is_broad(handler: ast.ExceptHandler) -> bool:
     if isinstance(handler.body[-1], ast.Raise) and handler.body[-1].exc is None:
         return False
     return handler.type is None or (isinstance(handler.type, ast.Name) and handler.type.id in BROAD)
+
+
+def test_what_an_agents_collaborators_can_do_is_asked_in_one_place(modules: dict[str, Any]) -> None:
+    """Everywhere else in the agent a null object stands for the one that can do no more."""
+
+    def asked(node: ast.AST) -> set[str]:
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "isinstance":
+            return {name.id for name in ast.walk(node.args[1]) if isinstance(name, ast.Name)}
+        return {node.cls.id} if isinstance(node, ast.MatchClass) and isinstance(node.cls, ast.Name) else set()
+
+    found = {
+        name: kinds
+        for name, module in modules.items()
+        if name.startswith("rallypoint.agent")
+        and (kinds := CAPABILITIES & set().union(*map(asked, ast.walk(module.tree))))
+    }
+    assert found == {"rallypoint.agent.capabilities": CAPABILITIES}

@@ -8,7 +8,10 @@ import shutil
 import stat
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -174,6 +177,36 @@ def test_the_temporary_folder_stays_when_anything_was_logged() -> None:
     assert not specs.discard_if_empty()
     assert Path(dest.stdouts[0]).exists()
     assert Path(dest.stderrs[1]).read_text() == "Traceback"
+    shutil.rmtree(specs.root_log_dir)
+
+
+@pytest.mark.parametrize("has_threads", [True, False])
+def test_the_folders_of_many_workers_go_too(private_tmpdir: Path, monkeypatch: pytest.MonkeyPatch, has_threads: bool) -> None:
+    def refuse(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    specs = DefaultLogsSpecs(tee=Std.ALL)
+    for _ in range(3):
+        specs.reify(envs(50))
+    if not has_threads:
+        monkeypatch.setattr(threading.Thread, "start", refuse)
+    assert specs.discard_if_empty()
+    assert list(private_tmpdir.iterdir()) == []
+
+
+def test_what_comes_up_while_the_temporary_folder_is_removed_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """P35: somebody writes after it was seen that all is empty."""
+    specs = DefaultLogsSpecs(redirects=Std.ALL)
+    late = Path(specs.reify(envs()).stderrs[1])
+    look = os.walk
+
+    def look_and_write(*args: Any, **kwargs: Any) -> Iterator[tuple[str, list[str], list[str]]]:
+        yield from look(*args, **kwargs)
+        late.write_text("Traceback")
+
+    monkeypatch.setattr(os, "walk", look_and_write)
+    assert not specs.discard_if_empty()
+    assert late.read_text() == "Traceback"
     shutil.rmtree(specs.root_log_dir)
 
 

@@ -175,6 +175,31 @@ def test_an_idle_one_is_kept_only_while_somebody_keeps_it(alive: Callable[[int],
     assert second.pid == 0, "nobody keeps it, so it was closed"
 
 
+def test_one_that_was_dismissed_is_not_handed_out_and_is_gone_when_nobody_keeps_wardens(alive: Callable[[int], bool]) -> None:
+    with warden_client.keep_wardens() as wardens:
+        first = warden_client.take()
+        pid = first.pid
+        warden_client.put_back(first)
+        wardens.dismiss()
+        wardens.dismiss()  # once is enough
+        second = warden_client.take()
+        assert second is not first
+        warden_client.put_back(second)
+        assert second.pid == 0, "nobody keeps it, so it was closed"
+    assert not alive(pid)
+
+
+def test_an_idle_one_is_not_dismissed_while_another_agent_keeps_it(alive: Callable[[int], bool]) -> None:
+    with warden_client.keep_wardens():
+        first = warden_client.take()
+        warden_client.put_back(first)
+        with warden_client.keep_wardens() as others:
+            others.dismiss()
+            assert warden_client.take() is first
+            warden_client.put_back(first)
+        assert alive(first.pid)
+
+
 def test_an_idle_one_that_was_killed_is_not_handed_out() -> None:
     with warden_client.keep_wardens():
         first = warden_client.take()

@@ -2,6 +2,9 @@
 
 What to do next is decided in `protocol.agent_machine`; `SimpleElasticAgent` performs it, one action at a time, through methods
 that subclasses may override, and reports what came of it. How workers are started, looked at and stopped is left to a subclass.
+
+An agent holds its parts: the other nodes (`agent.peers`), its own budget of restarts, and its records (`agent.records`). What
+torch's subclassers override or call stays a method of the agent, and is always called as one, also where a part does the work.
 """
 
 from __future__ import annotations
@@ -9,12 +12,15 @@ from __future__ import annotations
 import signal
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
 
-from rallypoint.agent.peers import AgentPeers
-from rallypoint.agent.records import AgentRecords, _get_fq_hostname, describe
-from rallypoint.agent.run_record import RunRecord
+from rallypoint.agent.capabilities import peers_of
+from rallypoint.agent.peers import OwnRestarts
+from rallypoint.agent.records import AgentRecords, _get_fq_hostname, describe, event_of, state_of
 from rallypoint.agent.workers import RunResult, Worker, WorkerGroup, WorkerSpec, WorkerState, _RoleInstanceInfo
 from rallypoint.base import defaults, outbox, report
+from rallypoint.base.json_text import to_json
 from rallypoint.base.signals import inbox
 from rallypoint.errors import (
     JobFailedError,
@@ -23,6 +29,7 @@ from rallypoint.errors import (
     SignalException,
     UnkillableWorkersError,
 )
+from rallypoint.events import Event, EventSource
 from rallypoint.metrics import prof, put_metric
 from rallypoint.processes.context import wait_readable
 from rallypoint.protocol import agent_machine, restarts
@@ -52,7 +59,7 @@ class ElasticAgent(ABC):
         """The workers of this role, as they are now; they may change under the caller's eyes."""
 
 
-class SimpleElasticAgent(AgentRecords, AgentPeers, ElasticAgent):
+class SimpleElasticAgent(ElasticAgent):
     """An agent for the workers of a single role."""
 
     def __init__(
@@ -71,11 +78,10 @@ class SimpleElasticAgent(AgentRecords, AgentPeers, ElasticAgent):
         self._state: agent_machine.State = agent_machine.begin()[0]
         self._last_result = RunResult(WorkerState.INIT)
         self._ended_by: Exception | None = None
-        self._restart_policy = restarts.RestartPolicy(spec.max_restarts)
-        self._purse = restarts.Purse()
-        self._started_at = time.monotonic()
         self._restarting = agent_machine.Restart("", 0)
-        self._run_record = RunRecord(spec)
+        self._peers = peers_of(spec)
+        self._own_restarts = OwnRestarts(restarts.RestartPolicy(spec.max_restarts))
+        self._records = AgentRecords(spec)
 
     def get_worker_group(self, role: str = DEFAULT_ROLE) -> WorkerGroup:
         return self._worker_group
@@ -114,12 +120,12 @@ class SimpleElasticAgent(AgentRecords, AgentPeers, ElasticAgent):
                 return RunResult(WorkerState.SUCCEEDED)
             except SignalException as received:
                 death_sig = received.sigval
-                self._depart(f"{death_sig.name} was received on {_get_fq_hostname()}")
+                self._peers.depart(f"{death_sig.name} was received on {_get_fq_hostname()}")
                 report.warn(f"{death_sig.name} was received: passing it on to the workers, {self._shutdown_timeout:g} s to stop")
                 raise
             finally:
                 self._shutdown(death_sig, timeout=self._shutdown_timeout)
-                self._close_worker_store()
+                self._peers.close_worker_store()
                 self._total_execution_time = int(time.monotonic() - started_at)
 
     def _invoke_run(self, role: str = DEFAULT_ROLE) -> RunResult:
@@ -174,12 +180,22 @@ class SimpleElasticAgent(AgentRecords, AgentPeers, ElasticAgent):
                 inbox.raise_pending()
                 return agent_machine.Stopped()
             case agent_machine.Drain():
-                peers = self._peers()
-                if peers is not None:
-                    return self._drain(peers)
-                self._exit_barrier()
-                return agent_machine.Drained()
+                return self._drain()
         return self._watch()
+
+    def _note(self, action: agent_machine.Action) -> None:
+        self._records.entered(self._state, action, self._restarts())
+
+    def _restarts(self) -> int:
+        """How many have been spent so far."""
+        return self._worker_group.spec.max_restarts - self._remaining_restarts
+
+    def _drain(self) -> agent_machine.Observation:
+        """Our workers are done: stay until all are."""
+        seen = self._peers.drain(self._exit_barrier_timeout)
+        if seen is None:
+            self._exit_barrier()
+        return seen or agent_machine.Drained()
 
     def _watch(self) -> agent_machine.Observation:
         """Look; if there is nothing to see, wait until there may be."""
@@ -191,9 +207,9 @@ class SimpleElasticAgent(AgentRecords, AgentPeers, ElasticAgent):
 
     def _look(self) -> agent_machine.Observation:
         group, spec = self._worker_group, self._worker_group.spec
-        peers = self._observe_peers()
-        if isinstance(peers, agent_machine.Fenced) or (isinstance(peers, agent_machine.JobEnded) and peers.how == "failed"):
-            return peers
+        news = self._peers.observe()
+        if isinstance(news, agent_machine.Fenced) or (isinstance(news, agent_machine.JobEnded) and news.how == "failed"):
+            return news
         result = self._last_result = self._monitor_workers(group)
         if result.state is not WorkerState.SUCCEEDED and (why := self._licence_over()):
             return self._fenced(why)
@@ -202,15 +218,24 @@ class SimpleElasticAgent(AgentRecords, AgentPeers, ElasticAgent):
         put_metric(f"workers.{spec.role}.{result.state.name.lower()}", 1)
         match result.state:
             case WorkerState.SUCCEEDED:
-                return peers or agent_machine.Succeeded()
+                return news or agent_machine.Succeeded()
             case WorkerState.FAILED | WorkerState.UNHEALTHY:
-                self._run_record.failed(result)
+                self._records.run.failed(result)
                 return agent_machine.Failed(describe(result), self._report_failure(result))
-            case WorkerState.HEALTHY if self._peers() is not None:
-                return peers or agent_machine.PeersWaiting(0)
             case WorkerState.HEALTHY:
-                return agent_machine.PeersWaiting(spec.rdzv_handler.num_nodes_waiting())
+                return news or agent_machine.PeersWaiting(self._peers.nodes_waiting())
         return agent_machine.LostTrack(f"the workers of role {spec.role} are in the state {result.state.name}")
+
+    def _report_failure(self, result: RunResult) -> restarts.Again | restarts.GiveUp | None:
+        """Tell the job, which then rules; where each agent rules for itself, the ruling."""
+        self._peers.report_failure(result)
+        if self._peers.act_as_one:
+            return None
+        return self._own_restarts.rule(result, self._worker_group.spec.max_restarts, self._restarts())
+
+    def _fenced(self, why: str) -> agent_machine.Fenced:
+        self._peers.was_fenced(why)
+        return agent_machine.Fenced(why)
 
     def _licence_over(self) -> str:
         """Why our workers were killed, if that was because they may not run any longer."""
@@ -228,7 +253,7 @@ class SimpleElasticAgent(AgentRecords, AgentPeers, ElasticAgent):
             worker_group.workers[local_rank].id = worker_id
         worker_group.state = WorkerState.HEALTHY
         self._last_result = RunResult(WorkerState.HEALTHY)
-        self._note_generation()
+        self._records.run.formed(worker_group, self._peers.generation(), self._restarts())
         self._record_worker_start_events()
 
     @prof
@@ -249,7 +274,10 @@ class SimpleElasticAgent(AgentRecords, AgentPeers, ElasticAgent):
         """Agree with the other agents on ranks and on the workers' master."""
         spec = worker_group.spec
         with self.record_duration("RENDEZVOUS"):
-            info = self._next_rendezvous(spec)
+            info = self._peers.next_rendezvous(self._shutdown_timeout, self._entrust_licence)
+        spent = self._peers.restart_count()
+        if spent is not None:
+            self._remaining_restarts = spec.max_restarts - spent
         self._store = info.store
         with self.record_duration("ASSIGN_WORKER_RANKS"):
             workers = self._assign_worker_ranks(info.store, info.rank, info.world_size, spec)
@@ -262,12 +290,15 @@ class SimpleElasticAgent(AgentRecords, AgentPeers, ElasticAgent):
         worker_group.master_port = spec.master_port or master.master_port
         self._observe(agent_machine.Joined(info.rank, info.world_size))
 
+    def _entrust_licence(self, licence_fd: int | None) -> None:
+        """Whoever cleans up after us can tell the others so, also while we wait for them."""
+
     @prof
     def _assign_worker_ranks(self, store: Any, group_rank: int, group_world_size: int, spec: WorkerSpec) -> list[Worker]:
         """Our ranks: the job knows them, or we compute them from what all agents tell about their workers."""
-        peers = self._peers()
-        if peers is not None:
-            return _workers(peers.worker_ranks())
+        known = self._peers.worker_ranks()
+        if known is not None:
+            return _workers(known)
         members = [Member(spec.role, spec.local_world_size)]
         if group_world_size > 1:
             my_info = _RoleInstanceInfo(spec.role, group_rank, spec.local_world_size).serialize()
@@ -292,6 +323,77 @@ class SimpleElasticAgent(AgentRecords, AgentPeers, ElasticAgent):
             raise
         except Exception as error:  # our workers have succeeded; whatever a store does at the end cannot change that
             report.warn(f"after {time.monotonic() - started_at:.1f} s the other nodes were not seen to finish: {error}")
+
+    # --- events and metrics, as subclassers know them ----------------------------------------------------------------------
+
+    def get_event_failed(self) -> Event:
+        """The event that says that the agent, not a worker, failed; to be called where the exception is handled."""
+        import traceback
+
+        return self._construct_event(state="FAILED", source=EventSource.AGENT, raw_error=traceback.format_exc())
+
+    def get_event_succeeded(self) -> Event:
+        return self._construct_event(state="SUCCEEDED", source=EventSource.AGENT)
+
+    @contextmanager
+    def record_duration(self, state: str) -> Iterator[None]:
+        """Record how long the block took, under the name of this state."""
+        started_at = time.perf_counter()
+        try:
+            yield
+        finally:
+            duration_ms = (time.perf_counter() - started_at) * 1000
+            self._records.send(self._construct_event(state, EventSource.AGENT, duration_ms=duration_ms))
+
+    def _construct_event(
+        self,
+        state: str,
+        source: EventSource,
+        worker: Worker | None = None,
+        raw_error: str | None = None,
+        duration_ms: float | None = None,
+        exit_code: int | None = None,
+        worker_pid: int | None = None,
+    ) -> Event:
+        facts = (state, source, worker, raw_error, duration_ms, exit_code, worker_pid)
+        return event_of(self._worker_group, self._total_execution_time, self._restarts(), *facts)
+
+    def _record_worker_start_events(self) -> None:
+        """For the sink that was chosen; to the run's file the event of the generation says the same."""
+        workers = self._worker_group.workers if self._records.has_sink else ()
+        self._records.send_to_sink(*(self._construct_event("START", EventSource.WORKER, worker) for worker in workers))
+
+    def _record_worker_events(self, result: RunResult) -> None:
+        self._records.send(*(self._end_of(worker, result) for worker in self._worker_group.workers))
+
+    def _end_of(self, worker: Worker, result: RunResult) -> Event:
+        state, failure = self._get_worker_state(worker, result), result.failures.get(worker.global_rank)
+        if failure is None:
+            return self._construct_event(state, EventSource.WORKER, worker)
+        error = to_json(failure.error_file_data)
+        return self._construct_event(state, EventSource.WORKER, worker, error, exit_code=failure.exitcode, worker_pid=failure.pid)
+
+    def _get_worker_state(self, worker: Worker, result: RunResult) -> str:
+        return state_of(worker, result)
+
+    def _record_metrics(self, group_results: RunResult) -> None:
+        failed = group_results.is_failed()
+        retried = self._remaining_restarts != self._worker_group.spec.max_restarts
+        self._record_flakiness_metric(failed)
+        self._record_metric_with_condition("run_total", True)
+        self._record_metric_with_condition("run_success_with_retries", not failed and retried)
+        self._record_metric_with_condition("run_success_no_retries", not failed and not retried)
+        self._record_metric_with_condition("run_failed_with_retries", failed and retried)
+        self._record_metric_with_condition("run_failed_no_retries", failed and not retried)
+
+    def _record_flakiness_metric(self, is_failed: bool = False) -> None:
+        """How much of the restart budget a run needed, in percent; a failed run needed more than all."""
+        left, most = self._remaining_restarts + 1, self._worker_group.spec.max_restarts + 1
+        self._records.put("flakiness", 100 if is_failed else int(100.0 - 100.0 * left / most))
+
+    def _record_metric_with_condition(self, metric_name: str, condition: bool) -> None:
+        """1 where it holds, else 0."""
+        self._records.put(metric_name, int(condition))
 
 
 def _workers(ranks: tuple[WorkerRanks, ...]) -> list[Worker]:

@@ -9,8 +9,10 @@ import os
 from collections.abc import Callable, Sequence
 
 from rallypoint import events, metrics
+from rallypoint.agent.capabilities import peers_of
 from rallypoint.agent.config import LaunchConfig, resolve_shutdown_timeout
 from rallypoint.agent.local_agent import LocalElasticAgent
+from rallypoint.agent.peers import PlainPeers
 from rallypoint.agent.workers import RunResult, WorkerSpec, _get_entrypoint_name
 from rallypoint.base import defaults, environment, outbox, report
 from rallypoint.errors import (
@@ -25,8 +27,7 @@ from rallypoint.errors import (
 from rallypoint.net.endpoint import parse_rendezvous_endpoint
 from rallypoint.protocol.restarts import RestartPolicy
 from rallypoint.rendezvous import registry as rdzv_registry
-from rallypoint.rendezvous.coordinated import CoordinatedHandler
-from rallypoint.rendezvous.handler import RendezvousHandler, RendezvousParameters
+from rallypoint.rendezvous.handler import RendezvousParameters
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ def _launch_agent(config: LaunchConfig, entrypoint: Entrypoint, args: list[Any],
         report.debug(f"the config names no run_id; {config.run_id} was drawn")
     events.check_sink(config.event_log_handler)
     metrics.initialize_metrics(metrics.MetricsConfig(config.metrics_cfg))
-    _check_senses(config)
+    _check_watches(config)
     listeners = [] if health_check_server is not None else _open_health_port(config)
     try:
         spec = _worker_spec(config, entrypoint, args)
@@ -76,28 +77,28 @@ def _launch_agent(config: LaunchConfig, entrypoint: Entrypoint, args: list[Any],
         for listener in listeners:
             listener.close()
         raise
-    shutdown_rdzv = True
+    peers, shutdown_rdzv = peers_of(spec), True
     try:
         result = agent.run()
         events.record(agent.get_event_succeeded(), config.event_log_handler)
-        _raise_failures(_get_entrypoint_name(entrypoint, args), result, spec.rdzv_handler)
+        _raise_failures(_get_entrypoint_name(entrypoint, args), result, peers)
         return result.return_values
     except SignalException:
         shutdown_rdzv = False
-        _leave(spec.rdzv_handler)
+        _leave(peers)
         events.record(agent.get_event_failed(), config.event_log_handler)
         raise
     except Exception as error:  # all that ends an agent is put on record; each is raised again
         if not isinstance(error, JobFailedError) and not is_child_failure(error):
             events.record(agent.get_event_failed(), config.event_log_handler)
-            _leave(spec.rdzv_handler, error)
+            _leave(peers, error)
         raise
     finally:
         if shutdown_rdzv:
             spec.rdzv_handler.shutdown()
 
 
-def _check_senses(config: LaunchConfig) -> None:
+def _check_watches(config: LaunchConfig) -> None:
     """Refuse what could only fail later, before any node waits for this one."""
     if config.numa_options is not None:
         from rallypoint.affinity import check_binding
@@ -178,14 +179,14 @@ def _make_agent(
     )
 
 
-def _raise_failures(name: str, result: RunResult, handler: RendezvousHandler) -> None:
+def _raise_failures(name: str, result: RunResult, peers: PlainPeers) -> None:
     """A failed run becomes an error; of a job of several nodes, after the verdict, which is the same on all of them."""
     if not result.is_failed():
         return
-    verdict = handler.end_error() if isinstance(handler, CoordinatedHandler) else None
+    verdict = peers.end_error()
     for line in verdict.lines if isinstance(verdict, JobFailedError) else ():
         report.warn(line)
-    if isinstance(handler, CoordinatedHandler) and not result.failures:
+    if peers.act_as_one and not result.failures:
         raise verdict or JobFailedError("the lines before this one say why", [], None)
     if verdict is not None:
         report.warn(str(verdict))  # why there was no other attempt; what follows is about our own workers
@@ -198,11 +199,10 @@ def _raise_failures(name: str, result: RunResult, handler: RendezvousHandler) ->
     raise error
 
 
-def _leave(handler: RendezvousHandler, error: Exception | None = None) -> None:
+def _leave(peers: PlainPeers, error: Exception | None = None) -> None:
     """Leave a job of several nodes, with word of what is wrong with this one alone, if it is that."""
-    if isinstance(handler, CoordinatedHandler):
-        is_ours = error is not None and not isinstance(error, RendezvousError | JobFailedError | UnkillableWorkersError)
-        handler.leave(in_words(error) if error is not None and is_ours else "")
+    is_ours = error is not None and not isinstance(error, RendezvousError | JobFailedError | UnkillableWorkersError)
+    peers.leave(in_words(error) if error is not None and is_ours else "")
 
 
 def _get_addr_and_port(rdzv_parameters: RendezvousParameters) -> tuple[str | None, int | None]:

@@ -1,46 +1,55 @@
-"""The agent that runs its workers on its own machine."""
+"""The agent that runs its workers on its own machine.
+
+To the parts of every agent it adds one that watches over its workers beyond their ends (`agent.worker_monitor`), and the run's
+folder.
+"""
 
 from __future__ import annotations
 
 import os
 import signal
-import threading
 import time
 from collections.abc import Sequence
 
 from rallypoint.agent import provisions
-from rallypoint.agent.senses import AgentSenses
+from rallypoint.agent import records as agent_records
+from rallypoint.agent.agent import SimpleElasticAgent
+from rallypoint.agent.capabilities import folders_of, hold_on, news_fd_of
+from rallypoint.agent.peers import OwnRestarts
+from rallypoint.agent.run_record import RunLogs
+from rallypoint.agent.worker_monitor import WorkerMonitor
 from rallypoint.agent.workers import RunResult, WorkerGroup, WorkerSpec, WorkerState
 from rallypoint.base import defaults, environment, limits, outbox, report
 from rallypoint.base.signals import inbox
 from rallypoint.errors import UsageError
+from rallypoint.events import EventSource
 from rallypoint.metrics import prof
-from rallypoint.output.log_specs import DefaultLogsSpecs, LogFolder, LogsSpecs, file_clerk
+from rallypoint.output.log_specs import LogsSpecs
 from rallypoint.processes import warden_client
 from rallypoint.processes.context import PContext, wait_readable
 from rallypoint.processes.subprocesses import start_processes
-from rallypoint.processes.warden_context import WardedContext
 from rallypoint.protocol import agent_machine
 from rallypoint.protocol.ranks import WorkerRanks
 from rallypoint.protocol.restarts import RestartPolicy
 from rallypoint.protocol.worker_plan import Group, WorkerPlan, plan_worker
-from rallypoint.rendezvous.handler import WakingHandler
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import socket
     from typing import Any
 
+    from rallypoint.timers.file_server import FileTimerServer
+    from rallypoint.timers.file_timer import FileTimerRequest
+
 __all__ = ["LocalElasticAgent"]
 
-CLEARING_TIMEOUT_S = 2.0  # for a folder that may be on a disk which does not answer
 QUIET_S = 0.5
 FILES_PER_WORKER = 4  # two pipes with two ends each, or with one end and a log file
 FILES_PER_WORKER_WITHOUT_LOGS = 2
 OWN_FILES, OWN_FILES_AMONG_PEERS = 16, 32  # without which not even a job of one worker can be run to its end
 
 
-class LocalElasticAgent(AgentSenses):
+class LocalElasticAgent(SimpleElasticAgent):
     """Starts `spec.local_world_size` workers on this machine, and starts or stops them as one."""
 
     def __init__(
@@ -64,51 +73,56 @@ class LocalElasticAgent(AgentSenses):
         super().__init__(spec, exit_barrier_timeout, shutdown_timeout)
         self._start_method = start_method
         self._pcontext: PContext | None = None
-        self._rdzv_handler = spec.rdzv_handler
+        self._rdzv_handler = spec.rdzv_handler  # as subclassers know it
         self._log_line_prefix_template = log_line_prefix_template
         self._logs_specs = logs_specs
         self._health_check_server = health_check_server
-        self._worker_watchdog = None
-        self._starting = threading.Lock()
-        self._hang_watch = None
+        self._worker_watchdog: FileTimerServer | None = None
         self._hang_timeout = hang_timeout
         self._health_listeners = list(health_listeners)
         self._health_addr = health_addr
         self._kill_wait_s = _kill_wait(uninterruptible_state_timeout)
         self._signals_to_handle = signals_to_handle
         self._worker_env = worker_env or {}
-        self._told_log_dir = ""
         self._quiet_since: float | None = time.monotonic()  # None once all is loaded that there is to load
-        self._restart_policy = restart_policy or self._restart_policy
+        self._monitor = WorkerMonitor(spec, self._records.run, lambda: self._pcontext, hang_timeout)
+        self._run_logs = RunLogs(self._records.run)
+        if restart_policy is not None:
+            self._own_restarts = OwnRestarts(restart_policy)
 
     def run(self, role: str = "default") -> RunResult:
         self._reserve_files()
-        with outbox.on_duty():
-            return self._run_on_record(role)
+        with outbox.on_duty(), warden_client.keep_wardens() as wardens:
+            return self._run_on_record(role, wardens)
 
-    def _run_on_record(self, role: str) -> RunResult:
-        self._run_record.began(self._worker_group.spec, self._time_outs())
+    def _run_on_record(self, role: str, wardens: warden_client.keep_wardens) -> RunResult:
+        record = self._records.run
+        record.began(self._worker_group.spec, self._time_outs())
         try:
-            self._open_senses()
-            with warden_client.keep_wardens():
+            self._setup_healthcheck()
+            self._monitor.open(is_asked_for_progress=self._health_check_server is not None)
+            try:
                 result = super().run(role)
-            self._run_record.ended(not result.is_failed(), self._run_record.board.status.why)
+            finally:
+                wardens.dismiss()  # it ends while we tidy up
+            record.ended(not result.is_failed(), record.board.status.why)
             return result
         except BaseException as error:  # whatever it was, it ends the run; it is raised again
             state = self._state
-            why = state.why if isinstance(state, agent_machine.Done) else f"{type(error).__name__}: {error}"
-            self._run_record.ended(False, why)
-            self._keep_story()
+            record.ended(False, state.why if isinstance(state, agent_machine.Done) else f"{type(error).__name__}: {error}")
+            self._run_logs.keep_story(folders_of(self._logs_specs))
             raise
         finally:
-            self._close_senses()
-            self._close_logs()
+            self._stop_local_watchdog()
+            if self._health_check_server is not None:
+                self._health_check_server.stop()
+            self._monitor.close()
+            self._run_logs.close(folders_of(self._logs_specs))
 
     def _reserve_files(self) -> None:
         """While nothing is started that could fail for want of them."""
-        workers, own = self._worker_group.spec.local_world_size, OWN_FILES if self._peers() is None else OWN_FILES_AMONG_PEERS
-        keeps_output = not isinstance(self._logs_specs, DefaultLogsSpecs) or self._logs_specs.keeps_output
-        each = FILES_PER_WORKER if keeps_output else FILES_PER_WORKER_WITHOUT_LOGS
+        workers, own = self._worker_group.spec.local_world_size, OWN_FILES_AMONG_PEERS if self._peers.act_as_one else OWN_FILES
+        each = FILES_PER_WORKER if folders_of(self._logs_specs).keeps_output else FILES_PER_WORKER_WITHOUT_LOGS
         limits.reserve(workers, own + each * workers, FILES_PER_WORKER)
 
     def _time_outs(self) -> dict[str, object]:
@@ -120,53 +134,52 @@ class LocalElasticAgent(AgentSenses):
             "monitor_interval": self._worker_group.spec.monitor_interval,
             "hang_timeout": self._hang_timeout,
             "health_timeout": defaults.HEALTH_TIMEOUT_S,
-            "rendezvous": peers.settings_in_force() if (peers := self._peers()) is not None else "",
+            "rendezvous": self._peers.settings_in_force(),
         }
 
-    def _keep_story(self) -> None:
-        """A run that failed before its first workers has no folder yet; where the user has named one for logs, it gets it."""
-        specs = self._logs_specs
-        if self._run_record.file.path or not isinstance(specs, DefaultLogsSpecs) or specs.is_temporary:
+    def _setup_healthcheck(self) -> None:
+        """Answer health checks where that is asked for; not if we were given a server."""
+        if self._health_check_server is not None:
             return
-        try:
-            file_clerk.do(lambda: specs.make_run_folder(self._run_record.board.status.run_id), CLEARING_TIMEOUT_S)
-        except OSError as error:
-            report.debug(f"the events of this run could not be kept: {error}")  # what ended it says why
-        else:
-            self._use_folder(specs)
+        stopping_s = self._shutdown_timeout + (self._kill_wait_s or defaults.UNINTERRUPTIBLE_TIMEOUT_S)
+        server = self._monitor.make_health_server(self._health_addr, self._health_listeners, stopping_s)
+        self._health_check_server = server
+        if server is not None:
+            server.start()
+            report.info(f"health checks are answered at port {server.port}: /healthz, /readyz, /metrics")
 
-    def _close_logs(self) -> None:
-        """Leave no empty folder behind, and say where the rest is."""
-        specs = self._logs_specs
-        if not isinstance(specs, DefaultLogsSpecs) or not self._run_record.file.settle(CLEARING_TIMEOUT_S):
-            return
-        try:
-            is_gone = file_clerk.do(specs.discard_if_empty, CLEARING_TIMEOUT_S)
-        except TimeoutError as error:
-            report.warn(f"{specs.run_log_dir} is left as it is: {error.strerror}")
-            return
-        if is_gone:
-            self._run_record.file.leave()
-        else:
-            self._tell_logs(specs)
+    def _setup_local_watchdog(self, envs: dict[int, dict[str, str]]) -> None:
+        """Watch over file timers, where the environment asks for it, and tell the workers where."""
+        server = self._monitor.make_timer_server(envs, self._log_watchdog_event)
+        if server is not None:
+            self._worker_watchdog = server
+            server.start()
 
-    def _tell_logs(self, specs: DefaultLogsSpecs) -> None:
-        if specs.run_log_dir != self._told_log_dir:
-            self._told_log_dir = specs.run_log_dir
-            report.info(f"logs are in {specs.run_log_dir}")
+    def _stop_local_watchdog(self) -> None:
+        watchdog, self._worker_watchdog = self._worker_watchdog, None
+        if watchdog is not None:
+            watchdog.stop()
+
+    def _log_watchdog_event(self, name: str, request: FileTimerRequest | None) -> None:
+        """Under the names and with the facts that dashboards for torchrun know."""
+        described = self._construct_event("RUNNING", EventSource.AGENT)
+        self._records.send(agent_records.timer_event(described, self._get_fq_hostname(), name, request))
+
+    def _get_fq_hostname(self) -> str:
+        """The name of this host in those events; to be overridden."""
+        return agent_records._get_fq_hostname()
 
     @prof
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         spec = worker_group.spec
         plans = self._plan(worker_group)
-        envs = {plan.local_rank: _with_site(self._add_hang_env(plan.local_rank, plan.env)) for plan in plans}
+        envs = {plan.local_rank: _with_site(self._monitor.add_env(plan.local_rank, plan.env)) for plan in plans}
         self._setup_local_watchdog(envs=envs)
         prefixes = {plan.local_rank: plan.prefix for plan in plans if plan.prefix is not None}
-        peers = self._peers()
         licence: dict[str, Any] = {}  # where there is none, what is called is as torch's: programs put their own in its place
-        if peers is not None and (licence_fd := peers.licence_fd()) is not None:
+        if (licence_fd := self._peers.licence_fd()) is not None:
             licence["licence_fd"] = licence_fd
-        with self._starting:
+        with self._monitor.starting:
             self._pcontext = start_processes(
                 name=spec.role,
                 entrypoint=spec.entrypoint or "",
@@ -180,29 +193,15 @@ class LocalElasticAgent(AgentSenses):
                 duplicate_stderr_filters=spec.duplicate_stderr_filters,
                 **licence,
             )
-        if isinstance(self._pcontext, WardedContext):
-            if self._kill_wait_s is not None:
-                self._pcontext.kill_wait_s = self._kill_wait_s
-            if peers is not None:
-                peers.on_fence(self._pcontext.kill_at_once)
-        if isinstance(self._logs_specs, DefaultLogsSpecs):
-            self._use_folder(self._logs_specs)
-        self._watch_for_hangs(self._pcontext.pids())
+        hold = hold_on(self._pcontext)
+        if self._kill_wait_s is not None:
+            hold.kill_wait_s = self._kill_wait_s
+        self._peers.on_fence(hold.kill_at_once)
+        folders, pids = folders_of(self._logs_specs), self._pcontext.pids()
+        self._run_logs.use(folders)
+        self._monitor.watch(worker_group, pids, folders.run_folder)
         self._note_quiet(is_quiet=False)
-        return self._pcontext.pids()
-
-    def _use_folder(self, specs: DefaultLogsSpecs) -> None:
-        """The run has a folder now."""
-        if specs.keeps_output:
-            self._tell_logs(specs)
-        if specs.run_log_dir:
-            self._run_record.file.place(os.path.join(specs.run_log_dir, defaults.EVENT_FILE), specs.run_folder)
-
-    def _attempt_folder(self) -> str:
-        return self._logs_specs.attempt_dir if isinstance(self._logs_specs, DefaultLogsSpecs) else ""
-
-    def _run_folder(self) -> LogFolder | None:
-        return self._logs_specs.run_folder if isinstance(self._logs_specs, DefaultLogsSpecs) else None
+        return pids
 
     def _plan(self, group: WorkerGroup) -> list[WorkerPlan]:
         spec = group.spec
@@ -238,11 +237,9 @@ class LocalElasticAgent(AgentSenses):
     def _shutdown(
         self, death_sig: signal.Signals = signal.SIGTERM, timeout: float = defaults.SHUTDOWN_TIMEOUT_S, is_restart: bool = False
     ) -> None:
-        self._stop_watching_for_hangs()
+        self._monitor.stop_watching()
         self._stop_local_watchdog()
-        if isinstance(self._pcontext, WardedContext):
-            peers = self._peers()
-            self._pcontext.hurry_fd = peers.fence_fd() if peers is not None else None
+        hold_on(self._pcontext).hurry_fd = self._peers.fence_fd()
         if self._pcontext is not None:
             self._pcontext.close(death_sig, timeout)
 
@@ -257,7 +254,7 @@ class LocalElasticAgent(AgentSenses):
             return RunResult(WorkerState.UNKNOWN)
         ended = context.wait(0)
         if ended is None:
-            self._look_for_hangs()
+            self._monitor.look()
             return RunResult(WorkerState.HEALTHY)
         global_rank = {worker.local_rank: worker.global_rank for worker in worker_group.workers}
         if ended.is_failed():
@@ -269,23 +266,22 @@ class LocalElasticAgent(AgentSenses):
             warden_client.entrust(licence_fd)
 
     def _licence_over(self) -> str:
-        if not isinstance(self._pcontext, WardedContext) or not self._pcontext.licence_expired:
+        if not hold_on(self._pcontext).licence_expired:
             return ""
         return "this node's workers were killed: the coordination store had not confirmed this node for too long"
 
     def _wait_for_news(self) -> None:
         """Sleep until a worker, a peer or a signal wakes us; poll only for what cannot wake us."""
-        handler, context = self._rdzv_handler, self._pcontext
-        news_fd = context.news_fd() if isinstance(context, PContext) else None
-        peers_fd = handler.wakeup_fd() if isinstance(handler, WakingHandler) else None
+        news_fd = news_fd_of(self._pcontext)
         is_ours = type(self)._monitor_workers is LocalElasticAgent._monitor_workers
-        must_poll = news_fd is None or not is_ours or not isinstance(handler, WakingHandler)
+        must_poll = news_fd is None or not is_ours or self._peers.must_be_polled
         timeouts_s = [self._worker_group.spec.monitor_interval] if must_poll else []
-        if self._hang_watch is not None and (look_at := self._hang_watch.next_look_at()) is not None:
+        if (look_at := self._monitor.next_look_at()) is not None:
             timeouts_s.append(look_at - time.monotonic())
         if self._quiet_since is not None:
             timeouts_s.append(self._quiet_since + QUIET_S - time.monotonic())
-        readable = wait_readable([news_fd if is_ours else None, peers_fd, inbox.fileno()], min(timeouts_s, default=None))
+        fds = [news_fd if is_ours else None, self._peers.wakeup_fd(), inbox.fileno()]
+        readable = wait_readable(fds, min(timeouts_s, default=None))
         self._note_quiet(is_quiet=not readable)
 
     def _note_quiet(self, is_quiet: bool) -> None:

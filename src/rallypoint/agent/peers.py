@@ -1,133 +1,239 @@
-"""An agent among others: what it tells a job of several nodes, and how it waits for them.
+"""The other nodes of a job, as an agent deals with them.
 
-With a handler that coordinates, the job as a whole decides on restarts and ranks, and everything that happens elsewhere comes
-as an observation. With any other handler the agent meets its peers through the store that the handler gives it, and rules on
-its own failures.
+What is possible depends on the rendezvous handler: there is one class for each kind of it, and each adds to the one before.
+`PlainPeers`, the null object, is for a handler with torch's interface and nothing else: the agent meets the others through the
+handler's store, asks again and again whether anybody waits, and rules on its own failures. What is told is heard by nobody, and
+there is never any news. `WakingPeers` need not be asked. With `CoordinatedPeers` the job as a whole decides on restarts and
+ranks, and all that happens elsewhere comes as an observation.
+
+Which of them an agent has is decided once, in `agent.capabilities`.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
-from rallypoint.agent.workers import RunResult, WorkerGroup, WorkerSpec
+from rallypoint.agent.workers import RunResult, WorkerSpec
 from rallypoint.base import report
 from rallypoint.base.signals import inbox
 from rallypoint.processes.context import wait_readable
 from rallypoint.protocol import agent_machine, restarts
+from rallypoint.protocol.ranks import WorkerRanks
 from rallypoint.rendezvous.coordinated import CoordinatedHandler, Introduction
-from rallypoint.rendezvous.handler import RendezvousInfo, WakingHandler
+from rallypoint.rendezvous.handler import RendezvousHandler, RendezvousInfo, WakingHandler
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from rallypoint.protocol.failure_reports import WorkerFailure
-
-__all__ = ["AgentPeers"]
-
-
-class AgentPeers:
-    """The part of an agent that deals with other nodes."""
-
-    _worker_group: WorkerGroup
-    _remaining_restarts: int
-    _exit_barrier_timeout: float
-    _shutdown_timeout: float
-    _restart_policy: restarts.RestartPolicy
-    _purse: restarts.Purse
-    _started_at: float
-
-    def _peers(self) -> CoordinatedHandler | None:
-        handler = self._worker_group.spec.rdzv_handler
-        return handler if isinstance(handler, CoordinatedHandler) else None
-
-    def _next_rendezvous(self, spec: WorkerSpec) -> RendezvousInfo:
-        """Only a handler that we do not know may block in a way that nothing but an exception can end."""
-        peers = self._peers()
-        if peers is not None:
-            return self._meet(peers)
-        if isinstance(spec.rdzv_handler, WakingHandler):
-            return spec.rdzv_handler.next_rendezvous()
-        with inbox.interrupting():
-            return spec.rdzv_handler.next_rendezvous()
-
-    def _meet(self, peers: CoordinatedHandler) -> RendezvousInfo:
-        spec = self._worker_group.spec
-        entry_point, is_entrusted = spec.get_entrypoint_name(), False
-        peers.introduce(Introduction(spec.role, spec.local_world_size, spec.max_restarts, entry_point, self._shutdown_timeout))
-        while (info := peers.poll_rendezvous()) is None:
-            if not is_entrusted:
-                is_entrusted = True
-                self._entrust_licence(peers.licence_fd())
-            wait_readable([peers.wakeup_fd(), inbox.fileno()], None)
-            inbox.raise_pending()
-        self._remaining_restarts = spec.max_restarts - peers.restart_count()
-        return info
-
-    def _entrust_licence(self, licence_fd: int | None) -> None:
-        """Whoever cleans up after us can tell the others so, also while we wait."""
-
-    def _observe_peers(self) -> agent_machine.Regroup | agent_machine.Fenced | agent_machine.JobEnded | None:
-        peers = self._peers()
-        return peers.observe() if peers is not None else None
-
-    def _fenced(self, why: str) -> agent_machine.Fenced:
-        """Our workers are gone because the others may take us for dead: then we are no longer part of their generation."""
-        peers = self._peers()
-        if peers is not None:
-            peers.was_fenced(why)
-        return agent_machine.Fenced(why)
-
-    def _report_failure(self, result: RunResult) -> restarts.Again | restarts.GiveUp | None:
-        """Tell the job, which then rules; where there is nobody to tell, the ruling."""
-        peers = self._peers()
-        if peers is None:
-            return self._rule(result)
-        peers.report_failure({rank: _as_told(rank, self._worker_group.spec.role, one) for rank, one in result.failures.items()})
-        return None
-
-    def _rule(self, result: RunResult) -> restarts.Again | restarts.GiveUp:
-        """What this agent's own budget allows; subclasses may have changed what is left of it."""
-        spent = self._worker_group.spec.max_restarts - self._remaining_restarts
-        now = time.monotonic()
-        codes = tuple(failure.exitcode for failure in result.failures.values()) or (1,)
-        ended = restarts.Ended(failed_exit_codes=codes, ran_s=now - self._started_at)
-        policy = self._restart_policy.replace(max_restarts=self._worker_group.spec.max_restarts)
-        ruling = restarts.judge(policy, self._purse.replace(failures=spent), ended)
-        if isinstance(ruling, restarts.Again):
-            self._purse, self._started_at = ruling.purse, now
-        return ruling
-
-    def _drain(self, peers: CoordinatedHandler) -> agent_machine.Observation:
-        """We are done; the job is when all are, or it begins anew for a failure elsewhere."""
-        peers.report_done()
-        began = time.monotonic()
-        while (seen := peers.observe()) is None:
-            left_s = began + self._exit_barrier_timeout - time.monotonic()
-            if left_s <= 0:
-                report.warn(f"after {self._exit_barrier_timeout:g} s the other nodes were not seen to finish")
-                return agent_machine.Drained()
-            wait_readable([peers.wakeup_fd(), inbox.fileno()], left_s)
-            inbox.raise_pending()
-        return seen
-
-    def _close_worker_store(self) -> None:
-        """Our workers are gone. In a job of several nodes others may still need it, and it stays until we leave."""
-        handler = self._worker_group.spec.rdzv_handler
-        if isinstance(handler, WakingHandler):
-            handler.close_worker_store()
-
-    def _depart(self, why: str) -> None:
-        peers = self._peers()
-        if peers is not None:
-            peers.depart(why)
-
-
-def _as_told(rank: int, role: str, failure: object) -> WorkerFailure:
-    """A failure as other nodes are told of it: by how long ago it was, because clocks of two hosts differ."""
     from rallypoint.failures.process_failure import ProcessFailure
     from rallypoint.protocol.failure_reports import WorkerFailure
 
-    assert isinstance(failure, ProcessFailure)
+    PeerNews = agent_machine.Regroup | agent_machine.Fenced | agent_machine.JobEnded
+
+__all__ = ["CoordinatedPeers", "OwnRestarts", "PlainPeers", "WakingPeers"]
+
+
+class PlainPeers:
+    """Known only through a handler with torch's interface, which is read from the spec each time: callers replace it there."""
+
+    act_as_one = False  # whether the job as a whole rules on failures, and ends with one verdict
+    must_be_polled = True
+
+    def __init__(self, spec: WorkerSpec) -> None:
+        self._spec = spec
+
+    @property
+    def _handler(self) -> RendezvousHandler:
+        return self._spec.rdzv_handler
+
+    def next_rendezvous(self, shutdown_timeout_s: float, entrust: Callable[[int | None], None]) -> RendezvousInfo:
+        """Meet them. Only a handler that we do not know may block in a way that nothing but an exception can end."""
+        with inbox.interrupting():
+            return self._handler.next_rendezvous()
+
+    def worker_ranks(self) -> tuple[WorkerRanks, ...] | None:
+        """Of our workers; None: they have to be computed."""
+        return None
+
+    def restart_count(self) -> int | None:
+        """How many failures the job has paid for; None: each agent counts its own."""
+        return None
+
+    def generation(self) -> int:
+        """The number that all nodes know; 0 where nobody gives one."""
+        return 0
+
+    def settings_in_force(self) -> str:
+        return ""
+
+    def observe(self) -> PeerNews | None:
+        """What has happened elsewhere."""
+        return None
+
+    def nodes_waiting(self) -> int:
+        return self._handler.num_nodes_waiting()
+
+    def wakeup_fd(self) -> int | None:
+        """Readable when there may be something to observe."""
+        return None
+
+    def fence_fd(self) -> int | None:
+        """Readable from when our workers must not run any longer."""
+        return None
+
+    def licence_fd(self) -> int | None:
+        """Of the page that says until when our workers may run; None: there is no limit."""
+        return None
+
+    def on_fence(self, kill: Callable[[], None]) -> None:
+        """What is to be called once our workers must not run any longer."""
+
+    def was_fenced(self, why: str) -> None:
+        """Our workers are gone because the others may take us for dead: then we are no longer part of their generation."""
+
+    def report_failure(self, result: RunResult) -> None:
+        """Tell the others of it."""
+
+    def drain(self, timeout_s: float) -> agent_machine.Observation | None:
+        """We are done; what became of the job then. None: all there is to wait at is a barrier in the store."""
+        return None
+
+    def depart(self, why: str) -> None:
+        """We are about to leave."""
+
+    def leave(self, failure: str) -> None:
+        """We leave, our workers being gone; for a `failure`, if it is not empty, that is ours alone."""
+
+    def end_error(self) -> Exception | None:
+        """What to tell the user of a job that has ended other than well."""
+        return None
+
+    def close_worker_store(self) -> None:
+        """Our workers are gone. In a job of several nodes others may still need it, and it stays until we leave."""
+
+
+class WakingPeers(PlainPeers):
+    """Behind a handler that says when there is something to ask it for."""
+
+    must_be_polled = False
+
+    def __init__(self, spec: WorkerSpec, handler: WakingHandler) -> None:
+        super().__init__(spec)
+        self._waking = handler
+
+    def next_rendezvous(self, shutdown_timeout_s: float, entrust: Callable[[int | None], None]) -> RendezvousInfo:
+        return self._waking.next_rendezvous()
+
+    def wakeup_fd(self) -> int | None:
+        return self._waking.wakeup_fd()
+
+    def close_worker_store(self) -> None:
+        self._waking.close_worker_store()
+
+
+class CoordinatedPeers(WakingPeers):
+    """Agents that act as one."""
+
+    act_as_one = True
+
+    def __init__(self, spec: WorkerSpec, handler: CoordinatedHandler) -> None:
+        super().__init__(spec, handler)
+        self._job = handler
+
+    def next_rendezvous(self, shutdown_timeout_s: float, entrust: Callable[[int | None], None]) -> RendezvousInfo:
+        """While we wait, whoever cleans up after us can already tell the others so."""
+        job, spec, is_entrusted = self._job, self._spec, False
+        entry_point = spec.get_entrypoint_name()
+        job.introduce(Introduction(spec.role, spec.local_world_size, spec.max_restarts, entry_point, shutdown_timeout_s))
+        while (info := job.poll_rendezvous()) is None:
+            if not is_entrusted:
+                is_entrusted = True
+                entrust(job.licence_fd())
+            wait_readable([job.wakeup_fd(), inbox.fileno()], None)
+            inbox.raise_pending()
+        return info
+
+    def worker_ranks(self) -> tuple[WorkerRanks, ...]:
+        return self._job.worker_ranks()
+
+    def restart_count(self) -> int:
+        return self._job.restart_count()
+
+    def generation(self) -> int:
+        return self._job.generation()
+
+    def settings_in_force(self) -> str:
+        return self._job.settings_in_force()
+
+    def observe(self) -> PeerNews | None:
+        return self._job.observe()
+
+    def nodes_waiting(self) -> int:
+        """They make a generation with us when the job decides so, and that is an observation."""
+        return 0
+
+    def fence_fd(self) -> int | None:
+        return self._job.fence_fd()
+
+    def licence_fd(self) -> int | None:
+        return self._job.licence_fd()
+
+    def on_fence(self, kill: Callable[[], None]) -> None:
+        self._job.on_fence(kill)
+
+    def was_fenced(self, why: str) -> None:
+        self._job.was_fenced(why)
+
+    def report_failure(self, result: RunResult) -> None:
+        self._job.report_failure({rank: _as_told(rank, self._spec.role, one) for rank, one in result.failures.items()})
+
+    def drain(self, timeout_s: float) -> agent_machine.Observation:
+        """The job is done when all are, or it begins anew for a failure elsewhere."""
+        self._job.report_done()
+        began = time.monotonic()
+        while (seen := self._job.observe()) is None:
+            left_s = began + timeout_s - time.monotonic()
+            if left_s <= 0:
+                report.warn(f"after {timeout_s:g} s the other nodes were not seen to finish")
+                return agent_machine.Drained()
+            wait_readable([self._job.wakeup_fd(), inbox.fileno()], left_s)
+            inbox.raise_pending()
+        return seen
+
+    def depart(self, why: str) -> None:
+        self._job.depart(why)
+
+    def leave(self, failure: str) -> None:
+        self._job.leave(failure)
+
+    def end_error(self) -> Exception | None:
+        return self._job.end_error()
+
+
+def _as_told(rank: int, role: str, failure: ProcessFailure) -> WorkerFailure:
+    """A failure as other nodes are told of it: by how long ago it was, because clocks of two hosts differ."""
+    from rallypoint.protocol.failure_reports import WorkerFailure
+
     age_s = max(0.0, time.time() - failure.failed_at)
     return WorkerFailure(
         rank, failure.local_rank, role, failure.hostname, failure.pid, failure.exitcode, failure.message, age_s, failure.log_file
     )
+
+
+class OwnRestarts:
+    """The restarts that an agent may spend by itself, where nobody rules for the job as a whole."""
+
+    def __init__(self, policy: restarts.RestartPolicy) -> None:
+        self._policy = policy
+        self._purse = restarts.Purse()
+        self._started_at = time.monotonic()
+
+    def rule(self, result: RunResult, max_restarts: int, spent: int) -> restarts.Again | restarts.GiveUp:
+        """What is left allows; subclasses of the agent may have changed how much that is."""
+        now = time.monotonic()
+        codes = tuple(failure.exitcode for failure in result.failures.values()) or (1,)
+        ended = restarts.Ended(failed_exit_codes=codes, ran_s=now - self._started_at)
+        ruling = restarts.judge(self._policy.replace(max_restarts=max_restarts), self._purse.replace(failures=spent), ended)
+        if isinstance(ruling, restarts.Again):
+            self._purse, self._started_at = ruling.purse, now
+        return ruling

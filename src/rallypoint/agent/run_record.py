@@ -1,7 +1,8 @@
 """What an agent knows of its own run: how it stands now, for other threads to read, and its story so far, for its event file.
 
 Every change of phase is put down with its reason and with how long the last one took, on this node's own clock, so that the
-seconds add up to the time of the whole run. `docs/events.md` describes the events and their fields.
+seconds add up to the time of the whole run. `docs/events.md` describes the events and their fields. They go to the run's folder,
+which is told to the user when it has something for them, and removed when it is empty.
 """
 
 from __future__ import annotations
@@ -11,24 +12,33 @@ import time
 from collections.abc import Callable
 
 from rallypoint.agent.workers import RunResult, WorkerGroup, WorkerSpec, _get_entrypoint_name
-from rallypoint.base import defaults
+from rallypoint.base import defaults, report
 from rallypoint.events import Event, EventSource
 from rallypoint.health.status import AgentStatus, StatusBoard
+from rallypoint.output.log_specs import file_clerk
 from rallypoint.processes import warden_client
 from rallypoint.story import event_file, phases
 from rallypoint.story.phases import DONE, RUNNING
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from rallypoint.agent.capabilities import NoFolders
+    from rallypoint.output.log_specs import DefaultLogsSpecs
     from rallypoint.protocol import agent_machine
 
-__all__ = ["RunRecord"]
+    Folders = DefaultLogsSpecs | NoFolders
+
+__all__ = ["RunLogs", "RunRecord"]
+
+CLEARING_TIMEOUT_S = 2.0  # for a folder that may be on a disk which does not answer
 
 
 class RunRecord:
     """Kept by the agent's own thread; only the board is read by others."""
 
     def __init__(self, spec: WorkerSpec) -> None:
+        self.attempt_folder = ""  # where the logs of the present workers are; empty where there are none
+        self.checkpoint_at: Callable[[], float | None] = _never  # when the workers last had a complete checkpoint
         self._began_at = warden_client.launched_at() or time.monotonic()
         self.file = event_file.current = event_file.EventFile()
         self.board = StatusBoard(
@@ -70,12 +80,12 @@ class RunRecord:
             settings=settings,
         )
 
-    def entered(self, state: agent_machine.State, why: str, checkpoint_at: Callable[[], float | None]) -> None:
-        """The agent is in this state now; `checkpoint_at` gives the time of its workers' last complete checkpoint."""
+    def entered(self, state: agent_machine.State, why: str) -> None:
+        """The agent is in this state now."""
         before, phase, now = self.board.status.ledger, phases.phase_of(state), time.monotonic()
         if phase == before.phase:
             return
-        kept_until = None if phases.keeps_work(state) else checkpoint_at() or before.since
+        kept_until = None if phases.keeps_work(state) else self.checkpoint_at() or before.since
         ledger = phases.enter(before, phase, now, kept_until)
         lasted_s = _rounded(now - before.since)
         facts: dict[str, object] = {"phase": phase, "previous": before.phase, "lasted_s": lasted_s, "why": why}
@@ -84,7 +94,7 @@ class RunRecord:
         self.board.change(ledger=ledger, why=why)
         self._note_at(now, "phase", facts)
 
-    def formed(self, group: WorkerGroup, generation: int, restarts: int, folder: str) -> None:
+    def formed(self, group: WorkerGroup, generation: int, restarts: int) -> None:
         """All workers of a generation have been started here."""
         ranks = tuple(worker.global_rank for worker in group.workers)
         pids = tuple(worker.id if isinstance(worker.id, int) else str(worker.id) for worker in group.workers)
@@ -97,7 +107,7 @@ class RunRecord:
         }
         self.board.change(ranks=ranks, pids=pids, **shared)
         master = {"master_addr": group.master_addr, "master_port": group.master_port}
-        self.note("generation", **shared, ranks=list(ranks), pids=list(pids), **master, folder=folder)
+        self.note("generation", **shared, ranks=list(ranks), pids=list(pids), **master, folder=self.attempt_folder)
 
     def failed(self, result: RunResult) -> None:
         status = self.board.status
@@ -127,6 +137,56 @@ class RunRecord:
         return _rounded(now - self._began_at)
 
 
+class RunLogs:
+    """Asked at the start of workers and at the end of the run."""
+
+    def __init__(self, record: RunRecord) -> None:
+        self._record = record
+        self._told_dir = ""
+
+    def use(self, folders: Folders) -> None:
+        """The run has a folder now, and a new group of workers."""
+        self._record.attempt_folder = folders.attempt_dir
+        if folders.keeps_output:
+            self._tell(folders)
+        if folders.run_log_dir:
+            self._record.file.place(os.path.join(folders.run_log_dir, defaults.EVENT_FILE), folders.run_folder)
+
+    def keep_story(self, folders: Folders) -> None:
+        """A run that failed before its first workers has no folder yet; where the user has named one for logs, it gets it."""
+        if self._record.file.path or folders.is_temporary:
+            return
+        try:
+            file_clerk.do(lambda: folders.make_run_folder(self._record.board.status.run_id), CLEARING_TIMEOUT_S)
+        except OSError as error:
+            report.debug(f"the events of this run could not be kept: {error}")  # what ended it says why
+        else:
+            self.use(folders)
+
+    def close(self, folders: Folders) -> None:
+        """Leave no empty folder behind, and say where the rest is."""
+        if not folders.run_log_dir or not self._record.file.settle(CLEARING_TIMEOUT_S):
+            return
+        try:
+            is_gone = file_clerk.do(folders.discard_if_empty, CLEARING_TIMEOUT_S)
+        except TimeoutError as error:
+            report.warn(f"{folders.run_log_dir} is left as it is: {error.strerror}")
+            return
+        if is_gone:
+            self._record.file.leave()
+        else:
+            self._tell(folders)
+
+    def _tell(self, folders: Folders) -> None:
+        if folders.run_log_dir != self._told_dir:
+            self._told_dir = folders.run_log_dir
+            report.info(f"logs are in {folders.run_log_dir}")
+
+
 def _rounded(seconds: float) -> float:
     """Microseconds are enough, and can be read."""
     return round(seconds, 6)
+
+
+def _never() -> None:
+    """Of workers that tell of no checkpoint."""

@@ -44,6 +44,7 @@ __all__ = [
 INHERITED = ""  # the path that stands for "the launcher's own stream"
 FOLDERS_TIMEOUT_S = 5.0  # for the folders of one group of workers
 FIRST_TIMEOUT_S = 60.0  # for those of the first one: nothing runs yet that could wait for them
+REMOVERS = 8
 NOBODY = 65534  # whom a file server takes root for
 _FOREIGN = "it belongs to {owner}, who could make root write elsewhere"
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
@@ -245,9 +246,8 @@ class DefaultLogsSpecs(LogsSpecs):
     def discard_if_empty(self) -> bool:
         """Remove the temporary folder when no worker has left anything in it; says whether it is gone."""
         try:
-            if not (self._is_temporary and self._run_folder and _holds_nothing(self.root_log_dir)):
+            if not (self._is_temporary and self._run_folder and _remove_if_empty(self.root_log_dir)):
                 return False
-            _remove_empty_tree(self.root_log_dir)
         except OSError:  # somebody else keeps something there, so it stays
             return False
         self._root_log_dir = _temporary_path()
@@ -408,19 +408,53 @@ def _foreign_owner(status: os.stat_result) -> str:
         return ""
 
 
-def _holds_nothing(root: str) -> bool:
-    """Whether there is nothing but folders, the run's events, and empty files, as a stream that stayed silent leaves one."""
-    for folder, _, files in os.walk(root):
-        for name in filter(lambda name: name != defaults.EVENT_FILE, files):
-            status = os.lstat(os.path.join(folder, name))
-            if status.st_size or not stat.S_ISREG(status.st_mode):
+def _remove_if_empty(root: str) -> bool:
+    """Remove a tree of nothing but folders, the run's events, and empty files, as a stream that stayed silent leaves one.
+
+    It is looked through before anything is removed, and that with calls that refuse a folder which is not empty.
+    """
+    files: list[str] = []
+    levels: dict[int, list[str]] = {}
+    for folder, _, names in os.walk(root, topdown=False):
+        levels.setdefault(folder.count(os.sep), []).append(folder)
+        for name in names:
+            path = os.path.join(folder, name)
+            status = os.lstat(path)
+            if name != defaults.EVENT_FILE and (status.st_size or not stat.S_ISREG(status.st_mode)):
                 return False
+            files.append(path)
+    for path in files:
+        os.unlink(path)
+    for level in sorted(levels, reverse=True):
+        _remove_folders(levels[level])
     return True
 
 
-def _remove_empty_tree(root: str) -> None:
-    """Bottom-up, and only with calls that refuse a folder that is not empty."""
-    for folder, _, files in os.walk(root, topdown=False):
-        for name in files:
-            os.unlink(os.path.join(folder, name))
-        os.rmdir(folder)
+def _remove_folders(folders: list[str]) -> None:
+    """Folders of which none holds another, beside each other: it may take the kernel milliseconds to free what one took."""
+    from threading import Thread
+
+    errors: list[OSError] = []
+
+    def remove(share: list[str]) -> None:
+        try:
+            for folder in share:
+                os.rmdir(folder)
+        except OSError as error:
+            errors.append(error)
+
+    own, *shares = (folders[at::REMOVERS] for at in range(min(REMOVERS, len(folders))))
+    helpers = []
+    for share in shares:
+        helper = Thread(target=remove, args=(share,), daemon=True)
+        try:
+            helper.start()
+        except RuntimeError:  # no thread is left
+            own += share
+        else:
+            helpers.append(helper)
+    remove(own)
+    for helper in helpers:
+        helper.join()
+    if errors:
+        raise errors[0]

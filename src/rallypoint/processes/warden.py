@@ -394,7 +394,10 @@ def _close_all_but(keep: int) -> None:
 
 
 def main() -> None:
-    """Run as a program: the last two arguments are the socket's number and the agent's process id."""
+    """Run as a program: the last two arguments are the socket's number and the agent's process id.
+
+    The agent waits for its end, and there is nothing to be put away that the kernel would not: so it skips the interpreter's own.
+    """
     sock_fd, agent_pid = map(int, sys.argv[-2:])
     set_name("rally-warden")
     _close_all_but(sock_fd)
@@ -404,3 +407,4 @@ def main() -> None:
     except ProcessLookupError:  # the agent is gone already
         return
     warden.run()
+    os._exit(0)

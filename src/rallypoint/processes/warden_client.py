@@ -14,8 +14,6 @@ import select
 import signal
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 from rallypoint.base import limits, report
 from rallypoint.base.records import Value
@@ -118,6 +116,7 @@ class WardenClient:
         self.pid = pid
         self._is_lost = False
         self._told_loss = False
+        self._is_dismissed = False
         limits.restore_for(pid)
 
     @classmethod
@@ -217,16 +216,23 @@ class WardenClient:
         self.kill()
         self._is_lost = True
 
+    def dismiss(self) -> None:
+        """Hang up, without waiting: the warden kills whatever is left and ends, without a word to anybody."""
+        if self._is_dismissed:
+            return
+        self._is_dismissed = True
+        if not self._is_lost:
+            self._send(("dismiss",), timeout_s=0.0)
+        try:
+            self._sock.shutdown(_socket.SHUT_RDWR)  # closing alone is no hang-up while some fork of ours has a copy
+        except OSError:  # the warden is gone already
+            pass
+        self._sock.close()
+
     def close(self, timeout_s: float = 5.0) -> None:
-        """Dismiss it, and hang up: the warden kills whatever is left and ends, without a word to anybody."""
+        """Dismiss it, and wait for its end."""
         if self.pid:
-            if not self._is_lost:
-                self._send(("dismiss",), timeout_s=0.0)
-            try:
-                self._sock.shutdown(_socket.SHUT_RDWR)  # closing alone is no hang-up while some fork of ours has a copy
-            except OSError:  # the warden is gone already
-                pass
-            self._sock.close()
+            self.dismiss()
             _reap(self.pid, timeout_s)
             self.pid = 0
 
@@ -333,12 +339,30 @@ def entrust(licence_fd: int) -> None:
             surplus.close()
 
 
-@contextmanager
-def keep_wardens() -> Iterator[None]:
-    """While this is entered, an idle warden is kept for the next group; afterwards there is none."""
-    _shelf.change_keepers(+1)
-    try:
-        yield
-    finally:
-        if not _shelf.change_keepers(-1) and (idle := _shelf.swap(None)):
-            idle.close()
+class keep_wardens:
+    """While this is entered, an idle warden is kept for the next group; afterwards there is none.
+
+    Its end takes some milliseconds. Who knows that no group will come says so (`dismiss`), and does other things meanwhile.
+    """
+
+    def __init__(self) -> None:
+        self._ending: WardenClient | None = None
+        self._keeps = False
+
+    def __enter__(self) -> keep_wardens:
+        self._keeps = True
+        _shelf.change_keepers(+1)
+        return self
+
+    def dismiss(self) -> None:
+        """The idle warden is needed no more, unless by another agent of this process."""
+        if self._keeps:
+            self._keeps = False
+            self._ending = None if _shelf.change_keepers(-1) else _shelf.swap(None)
+            if self._ending is not None:
+                self._ending.dismiss()
+
+    def __exit__(self, *_: object) -> None:
+        self.dismiss()
+        if self._ending is not None:
+            self._ending.close()

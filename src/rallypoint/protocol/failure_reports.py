@@ -1,11 +1,13 @@
 """What one node tells the others about its workers that failed: bounded, whatever they wrote and however many they are.
 
 A report names at most `NAMED_MAX` failures, fewer where they are wordy, and counts the rest. A failure that reads like the
-*echo* of a lost peer is the first to be left out, because it is never the cause if there is another.
+*echo* of a lost peer is the first to be left out, because it is never the cause if there is another. It is cut to size once,
+by the node that makes it (`bounded`); whoever reads one refuses what is larger.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import signal
 from collections.abc import Callable, Mapping
@@ -149,15 +151,15 @@ _REPORT: Mapping[str, Callable[[object], object]] = {
 }
 
 
-def encode_report(report: NodeReport) -> dict[str, object]:
-    """For JSON, under 16 KiB. Without the revision, which only the store knows."""
-    return _record(bounded(report))
+def encode_report(report: NodeReport) -> bytes:
+    """As it stands in the store, under 16 KiB if it is bounded. Without the revision, which only the store knows."""
+    return json.dumps(_record(report)).encode()
 
 
 def _record(report: NodeReport) -> dict[str, object]:
     return {**{name: getattr(report, name) for name in _REPORT}, "failures": [encode_failure(one) for one in report.failures]}
 
 
-def decode_report(data: object, revision: int) -> NodeReport:
+def decode_report(data: bytes, revision: int) -> NodeReport:
     """What `encode_report` made; ValueError, with the name of the field, for anything else."""
-    return NodeReport(revision=revision, **read_fields(data, _REPORT))
+    return NodeReport(revision=revision, **read_fields(json.loads(data), _REPORT))

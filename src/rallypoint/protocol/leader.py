@@ -21,7 +21,6 @@ It is kept up by the changes under ``up/``, one at a time and at the same cost h
 
 from __future__ import annotations
 
-import json
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 
@@ -172,7 +171,7 @@ class Roster:
             self.returned_at = max(self.returned_at, item.mod_revision)
         elif kind == "failures":
             reports = self._failures.setdefault(int(middle[0]), {})
-            reports.setdefault(node_id, decode_report(json.loads(item.value), item.create_revision))
+            reports.setdefault(node_id, decode_report(item.value, item.create_revision))
 
     def _put_node(self, node_id: str, item: Item, now: float) -> None:
         record = job.decode(job.NodeRecord, item.value)

@@ -199,7 +199,7 @@ class Membership:
         if self._report is not None:
             generation, report = self._report
             signal = job.Signal("failure", _summary(report), self.record.name)
-            failure = Put(job.failure_key(generation, self.id), json.dumps(encode_report(report)).encode())
+            failure = Put(job.failure_key(generation, self.id), encode_report(report))
             return self._create(job.signal_key(generation), signal, failure)
         if seat is not None and self._departure is not None and self._is_missed(seat):
             return self._create(job.signal_key(seat.generation), self._departure)

@@ -34,17 +34,11 @@ from rallypoint.protocol.failure_reports import (
     NODE_BYTES_MAX,
     NodeReport,
     WorkerFailure,
-    bounded,
     decode_failure,
-    decode_report,
     encode_failure,
-    encode_report,
 )
 
-__all__ = [
-    "NodeReport", "Verdict", "Victim", "WorkerFailure", "bounded", "decode", "decode_report", "describe", "encode",
-    "encode_report", "explain", "judge_failures",
-]  # fmt: skip
+__all__ = ["Verdict", "Victim", "decode", "describe", "encode", "explain", "judge_failures"]
 
 _VERDICT_BYTES_MAX = 8_000
 _VICTIM_BYTES_MAX = 100
@@ -78,8 +72,8 @@ class Verdict(Value):
 def judge_failures(
     reports: Iterable[NodeReport], lost: Iterable[str] = (), departed: Iterable[str] = (), world_size: int = 0
 ) -> Verdict:
-    """The verdict; the same for reports in any order."""
-    reports = sorted(map(bounded, reports), key=lambda report: (report.revision, report.node))
+    """The verdict on reports as the nodes sent them; the same in any order of them."""
+    reports = sorted(reports, key=lambda report: (report.revision, report.node))
     failures = [(report.node, failure) for report in reports for failure in report.failures]
     gone, left = sorted(set(lost)), sorted(set(departed))
     at = _find_cause([failure for _, failure in failures], bool(gone or left))

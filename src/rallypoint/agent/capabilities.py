@@ -1,0 +1,75 @@
+"""What an agent's collaborators can do beyond torch's interfaces.
+
+Handlers, contexts and log specs may be ours, or anybody's who writes for torch's interfaces. Ours can do more. Which kind is at
+hand is asked here and nowhere else: for one that can do no more there is a null object, so that the agent need not ask again.
+"""
+
+from __future__ import annotations
+
+from rallypoint.agent.peers import CoordinatedPeers, PlainPeers, WakingPeers
+from rallypoint.agent.workers import WorkerSpec
+from rallypoint.output.log_specs import DefaultLogsSpecs, LogFolder, LogsSpecs
+from rallypoint.processes.context import PContext
+from rallypoint.processes.warden_context import WardedContext
+from rallypoint.rendezvous.coordinated import CoordinatedHandler
+from rallypoint.rendezvous.handler import WakingHandler
+
+__all__ = ["NoFolders", "NoHold", "folders_of", "hold_on", "news_fd_of", "peers_of"]
+
+
+def peers_of(spec: WorkerSpec) -> PlainPeers:
+    """The other nodes, as far as this spec's handler tells of them."""
+    match spec.rdzv_handler:
+        case CoordinatedHandler() as handler:
+            return CoordinatedPeers(spec, handler)
+        case WakingHandler() as handler:
+            return WakingPeers(spec, handler)
+    return PlainPeers(spec)
+
+
+class NoHold:
+    """On workers that were not started by us, or not yet: they can be waited for and closed, and that is all."""
+
+    kill_wait_s = 0.0
+    hurry_fd: int | None = None
+    licence_expired = False
+
+    def kill_at_once(self) -> None:
+        return
+
+    def explain_end(self, pid: int, why: str, ago_s: float = 0.0) -> None:
+        return
+
+    def end_worker(self, local_rank: int, why: str, ago_s: float = 0.0) -> None:
+        return
+
+
+def hold_on(context: PContext | None) -> WardedContext | NoHold:
+    """By which the workers of a context are licensed, killed past their warden, or ended for a reason."""
+    return context if isinstance(context, WardedContext) else NoHold()
+
+
+def news_fd_of(context: PContext | None) -> int | None:
+    """Readable when a worker may have ended; None where only polling tells, as with what others put in a context's place."""
+    return context.news_fd() if isinstance(context, PContext) else None
+
+
+class NoFolders:
+    """Of log specs that are not ours: where they keep what is theirs alone."""
+
+    keeps_output = True  # as far as we know
+    is_temporary = True
+    run_log_dir = ""
+    attempt_dir = ""
+    run_folder: LogFolder | None = None
+
+    def make_run_folder(self, run_id: str) -> None:
+        return
+
+    def discard_if_empty(self) -> bool:
+        return False
+
+
+def folders_of(logs_specs: LogsSpecs) -> DefaultLogsSpecs | NoFolders:
+    """The folders in which a run keeps its files."""
+    return logs_specs if isinstance(logs_specs, DefaultLogsSpecs) else NoFolders()
