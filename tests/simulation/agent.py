@@ -178,13 +178,13 @@ class Agent(WorkerHost):
     def _hear(self, heard: list[news.News]) -> None:
         if not self.main_can(self._hear, heard):
             return
-        stops = {one.generation for one in heard if isinstance(one, news.Stop)}
+        stops = {one.generation for one in heard if isinstance(one, news.Regroup)}
         for one in heard:
             match one:
                 case news.Seated(seat, generation):
                     self._seated(seat, generation, stops)
-                case news.Stop(generation, signal):
-                    self._told_to_stop(generation, signal)
+                case news.Regroup(why, generation):
+                    self._told_to_stop(generation, why)
                 case news.Ended(closed):
                     self._ended(closed)
                 case news.Refused(why) | news.TimedOut(why):
@@ -211,12 +211,12 @@ class Agent(WorkerHost):
             self.driver.participant.departing(f"{self.name} cannot run workers", is_sick=True)
         self.finish(False, "it cannot run workers")
 
-    def _told_to_stop(self, generation: int, signal: job.Signal) -> None:
+    def _told_to_stop(self, generation: int, why: str) -> None:
         if self.seat is None or self.seat.generation != generation or self.is_leaving:
             return
-        self._stop_why = signal.why
+        self._stop_why = why
         if not self._is_starting:
-            self._observe(agent_machine.Regroup(signal.why))
+            self._observe(agent_machine.Regroup(why))
 
     def _ended(self, closed: job.Closed) -> None:
         self._closed = closed

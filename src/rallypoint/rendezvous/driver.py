@@ -37,7 +37,7 @@ from rallypoint.processes.licence import Licence
 from rallypoint.protocol import news
 from rallypoint.protocol.participant import Former, Participant
 
-__all__ = ["Driver", "Fenced", "Lost", "Patience", "Word"]
+__all__ = ["Driver", "Patience", "Saying"]
 
 REQUEST_TIMEOUT_S = 10.0
 RETRY_S = 0.2
@@ -51,19 +51,7 @@ class Patience(Value):
     refusal_timeout_s: float
 
 
-class Fenced(Value):
-    """The others may take us for dead."""
-
-    why: str
-
-
-class Lost(Value):
-    """There is no store any more that we could take part in a job through."""
-
-    error: Exception
-
-
-Word = Callable[[Participant], None]
+Saying = Callable[[Participant], None]
 
 
 class Driver:
@@ -80,8 +68,8 @@ class Driver:
         self.former: Former | None = None  # what the next session is to vouch for
         self._returns_until = float("-inf")
         self._lock = threading.Lock()
-        self._words: deque[Word] = deque()
-        self._heard: deque[news.News | Fenced | Lost] = deque()
+        self._sayings: deque[Saying] = deque()
+        self._heard: deque[news.Word] = deque()
         self._bell = Bell()  # wakes this thread
         self._out = Bell()  # wakes the agent
         self._fenced = Bell()  # says that workers must not run
@@ -103,13 +91,13 @@ class Driver:
 
         self.tell(say)
 
-    def tell(self, word: Word) -> None:
+    def tell(self, saying: Saying) -> None:
         """Let the participant be told something; in the order of calls."""
-        self._words.append(word)
+        self._sayings.append(saying)
         self._bell.ring()
 
-    def take(self) -> news.News | Fenced | Lost | None:
-        """The oldest news that has not been taken."""
+    def take(self) -> news.Word | None:
+        """The oldest word that has not been taken."""
         self._out.silence()
         with self._lock:
             heard = self._heard.popleft() if self._heard else None
@@ -117,7 +105,7 @@ class Driver:
                 self._out.ring()
         return heard
 
-    def peek(self) -> tuple[news.News | Fenced | Lost, ...]:
+    def peek(self) -> tuple[news.Word, ...]:
         with self._lock:
             return tuple(self._heard)
 
@@ -166,7 +154,7 @@ class Driver:
 
     def _lose(self, error: Exception) -> None:
         self._end_licence()
-        self._hear(Lost(error))
+        self._hear(news.Lost(error))
 
     def _live_one_session(self) -> bool:
         """Until the session ends; whether another one is to follow."""
@@ -205,7 +193,7 @@ class Driver:
                 raise
             self._renew_licence(engine, participant)
             self._pass_on(participant)
-            if self._is_stopped and not self._words and not self._has_to_say(participant):
+            if self._is_stopped and not self._sayings and not self._has_to_say(participant):
                 return False
             if not is_busy:
                 self._rest(engine, participant.wake_at() if is_reached else None)
@@ -260,8 +248,8 @@ class Driver:
     def _turn(self, engine: Coordination, participant: Participant) -> bool:
         """Take in what came, do the one thing that is next; whether there may be more to do."""
         self._bell.silence()
-        while self._words:
-            self._words.popleft()(participant)
+        while self._sayings:
+            self._sayings.popleft()(participant)
         now = time.monotonic()
         for event in engine.take_events():
             participant.see(event, now)
@@ -301,7 +289,7 @@ class Driver:
             report.warn(f"this node's workers are killed: {why}")
         if participant.seat is not None:
             self._fenced.ring()
-            self._hear(Fenced(why))
+            self._hear(news.Fenced(why))
         else:
             report.info(f"joining anew: {why}")
         return not self._is_stopped
@@ -313,7 +301,7 @@ class Driver:
                 self._fenced.silence()
             self._hear(one)
 
-    def _hear(self, one: news.News | Fenced | Lost) -> None:
+    def _hear(self, one: news.Word) -> None:
         with self._lock:
             self._heard.append(one)
         self._out.ring()
