@@ -164,6 +164,15 @@ def warnings() -> Iterator[list[str]]:
     report.set_sink(None)
 
 
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder that every user can enter, as those of pytest cannot be."""
+    folder = Path(tempfile.mkdtemp(dir="/tmp"))
+    folder.chmod(0o711)
+    yield folder
+    shutil.rmtree(folder)
+
+
 # --- what is left behind ---------------------------------------------------------------------------------------------------
 
 

@@ -446,7 +446,9 @@ def test_an_agent_is_positional_as_in_torch(tmp_path: Path) -> None:
 
 
 def test_p13_the_master_port_is_held_while_workers_run(make_agent: MakeAgent, told: Path) -> None:
-    script = TELL + """
+    script = (
+        TELL
+        + """
 import errno, socket
 try:
     socket.create_server((os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])))
@@ -455,6 +457,7 @@ except OSError as error:
 else:
     raise SystemExit("the port was free")
 """
+    )
     assert not make_agent(sys.executable, "-c", script, str(told), "${local_rank}", workers=2).run().is_failed()
     (port,) = {one["env"]["MASTER_PORT"] for one in tellings(told).values()}
     with socket.create_server(("127.0.0.1", int(port))):

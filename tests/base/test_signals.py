@@ -24,6 +24,7 @@ def test_p20_a_signal_that_the_kernel_gives_to_another_thread_ends_a_blocking_ca
 
     other = threading.Thread(target=send_to_itself)
     began = time.monotonic()
+
     def block() -> None:
         with inbox.interrupting():
             other.start()
@@ -41,6 +42,7 @@ def test_p20_a_signal_that_the_kernel_gives_to_another_thread_ends_a_blocking_ca
 
 def test_a_signal_that_was_handled_is_not_sent_again() -> None:
     seen = []
+
     def clean_up_slowly() -> None:
         with inbox.interrupting():
             try:

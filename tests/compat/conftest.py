@@ -16,6 +16,7 @@ import rallypoint.compat
 TIMEOUT_S = 60.0
 SOURCE = Path(rallypoint.__file__).parents[1]
 
+
 @pytest.fixture(params=["without torch", pytest.param("with torch", marks=pytest.mark.torch)])
 def environment(request: pytest.FixtureRequest) -> str:
     """Either has torch imported, or is known not to have it."""

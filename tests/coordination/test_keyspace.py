@@ -287,7 +287,9 @@ class Model:
 names = st.sampled_from(["", "a", "a/", "a/a", "a/b", "a0", "b", "b/\U0010ffff", "é"])
 lease_numbers = st.integers(0, 3)
 operations = st.lists(
-    st.builds(Put, names, st.binary(max_size=2), lease_numbers) | st.builds(Delete, names, st.booleans()) | st.builds(Get, names)
+    st.builds(Put, names, st.binary(max_size=2), lease_numbers)
+    | st.builds(Delete, names, st.booleans())
+    | st.builds(Get, names)
     | st.builds(EndLease, lease_numbers),
     max_size=4,
 ).map(tuple)

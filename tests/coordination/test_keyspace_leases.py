@@ -96,9 +96,7 @@ def test_time_without_leases_is_no_absence_of_anybody() -> None:
 
 # --- histories -------------------------------------------------------------------------------------------------------------
 
-steps = st.lists(
-    st.tuples(st.sampled_from(["grant", "renew", "end", "look"]), st.integers(1, 6), st.integers(0, 9)), max_size=80
-)
+steps = st.lists(st.tuples(st.sampled_from(["grant", "renew", "end", "look"]), st.integers(1, 6), st.integers(0, 9)), max_size=80)
 
 
 @settings(max_examples=300, deadline=None)

@@ -170,7 +170,7 @@ def test_a_real_out_of_memory_kill(start_command: Any, rallyrun_command: Any, sc
         (["--pass-exit-code"], "exit 255", 255),
         (["--pass-exit-code"], "kill -KILL $$", 128 + signal.SIGKILL),
         (["--pass-exit-code"], "kill -SEGV $$", 128 + signal.SIGSEGV),
-        (["--pass-exit-code", "--max-restarts", "1"], 'exit $((3 + TORCHELASTIC_RESTART_COUNT))', 4),
+        (["--pass-exit-code", "--max-restarts", "1"], "exit $((3 + TORCHELASTIC_RESTART_COUNT))", 4),
         (["--pass-exit-code", "--nproc-per-node", "none"], "exit 3", 2),
         (["--no-such-flag"], "exit 3", 2),
     ],

@@ -374,9 +374,7 @@ def test_ctrl_c_at_any_moment_in_a_real_terminal(
         wait_until(lambda: not marked(), 2.0)
 
 
-def test_a_terminal_that_is_closed(
-    terminal: Any, rallyrun_command: Any, script: Any, numbers: Any, wait_until: Any, marked: Any
-):
+def test_a_terminal_that_is_closed(terminal: Any, rallyrun_command: Any, script: Any, numbers: Any, wait_until: Any, marked: Any):
     """P18, P09: without `nohup` the job ends with its terminal."""
     job = terminal(rallyrun_command("--standalone", "--nproc-per-node", "2", script(SLEEPS)))
     wait_until(lambda: len(numbers("worker", job.text())) == 2)

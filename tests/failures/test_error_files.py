@@ -238,5 +238,5 @@ def test_workers_pay_little_for_the_import() -> None:
     )
     imported = set(worker.stdout.split())
     ours = {name for name in imported if name.startswith("rallypoint")}
-    assert ours <= {"rallypoint.base.defaults", "rallypoint.processes", "rallypoint.failures.error_files"}
+    assert ours <= {"rallypoint.base", "rallypoint.base.defaults", "rallypoint.failures", "rallypoint.failures.error_files"}
     assert not imported & {"json", "traceback", "dataclasses", "logging", "inspect", "signal", "socket"}

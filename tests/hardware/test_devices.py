@@ -173,6 +173,7 @@ def test_p40_which_devices_auto_and_gpu_mean(monkeypatch: pytest.MonkeyPatch, ki
     for name, count in counts.items():
         monkeypatch.setattr(devices, name, lambda count=count if name in kinds else 0: count)
     monkeypatch.setattr(devices, "allowed_cpus", lambda: 9)
+    monkeypatch.setattr(devices, "imported_torch", lambda: None)  # which a test before this one may have imported
     assert {asked: devices.determine_local_world_size(asked) for asked in workers} == workers
 
 
@@ -192,6 +193,7 @@ def test_cpus_are_those_that_may_be_used():
 def test_auto_prefers_gpus(monkeypatch: pytest.MonkeyPatch, gpus: int, workers: int):
     monkeypatch.setattr(devices, "visible_gpus", lambda: gpus)
     monkeypatch.setattr(devices, "allowed_cpus", lambda: 5)
+    monkeypatch.setattr(devices, "imported_torch", lambda: None)
     assert devices.determine_local_world_size("auto") == workers
 
 

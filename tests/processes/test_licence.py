@@ -408,9 +408,7 @@ def list_files(path):
 
 
 @pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
-def test_no_function_worker_has_the_page(
-    licence: Licence, tmp_path: Path, method: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_function_worker_has_the_page(licence: Licence, tmp_path: Path, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / f"listing_{method}.py").write_text(LISTING)
     monkeypatch.syspath_prepend(str(tmp_path))
     list_files = importlib.import_module(f"listing_{method}").list_files

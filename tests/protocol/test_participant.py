@@ -512,7 +512,6 @@ class TestShunning:
             stage.settle()
             assert stage.generation().nodes == 3
 
-
     def test_a_failure_before_a_good_run_counts_no_more(self) -> None:
         stage = formed("a", "b", "c", restarts=RestartPolicy(100, backoff_s=0.0))
         for passed_s, nodes in ((1.0, 3), (700.0, 3), (1.0, 2)):

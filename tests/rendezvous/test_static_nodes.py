@@ -18,13 +18,12 @@ from tests.ports import free_port
 from rallypoint.base import report
 from rallypoint.errors import RendezvousError, UsageError
 from rallypoint.protocol.failure_reports import WorkerFailure
-from rallypoint.rendezvous import static
-from rallypoint.rendezvous import static as static_nodes
+from rallypoint.rendezvous import static, static_nodes
 from rallypoint.rendezvous.coordinated import Introduction
 from rallypoint.rendezvous.dynamic import DynamicRendezvous
 from rallypoint.rendezvous.embedded import Endpoint
 from rallypoint.rendezvous.handler import RendezvousInfo, RendezvousParameters
-from rallypoint.rendezvous.static import SharedDoor
+from rallypoint.rendezvous.static_nodes import SharedDoor
 from rallypoint.rendezvous.worker_store import WorkerStoreSettings
 from rallypoint.store import tcp_protocol as wire
 from rallypoint.store.interface import StoreNetworkError

@@ -108,9 +108,7 @@ class AgentRecords:
         if failure is None:
             return self._construct_event(state, EventSource.WORKER, worker)
         error = to_json(failure.error_file_data)
-        return self._construct_event(
-            state, EventSource.WORKER, worker, error, exit_code=failure.exitcode, worker_pid=failure.pid
-        )
+        return self._construct_event(state, EventSource.WORKER, worker, error, exit_code=failure.exitcode, worker_pid=failure.pid)
 
     def _get_worker_state(self, worker: Worker, result: RunResult) -> str:
         """A worker that ended with its group but not by itself was terminated by the agent."""

@@ -45,9 +45,7 @@ class _Field:
         self.init = init
 
 
-def field(
-    *, default: Any = _MISSING, factory: Callable[[], Any] | None = None, kw_only: bool = False, init: bool = True
-) -> Any:
+def field(*, default: Any = _MISSING, factory: Callable[[], Any] | None = None, kw_only: bool = False, init: bool = True) -> Any:
     """A field that is made anew for each object, or must be given by its name, or is set by ``__post_init__`` alone (`init`)."""
     return _Field(default, factory, kw_only, init)
 

@@ -308,9 +308,7 @@ def _await_busy(busy: list[Node], current: Current, policy: Policy, now: float) 
 
 def _when_the_lost_have_stopped(roster: Mapping[str, Node], current: Current, policy: Policy) -> float:
     stopped_at = [
-        gone.stopped_at(policy)
-        for node_id, gone in current.gone.items()
-        if node_id in current.members and node_id not in roster
+        gone.stopped_at(policy) for node_id, gone in current.gone.items() if node_id in current.members and node_id not in roster
     ]
     return max(stopped_at, default=float("-inf"))
 

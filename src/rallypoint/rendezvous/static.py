@@ -1,27 +1,15 @@
 """The rendezvous in which nothing is left to find out: the user says which node is which, and where rank 0 is.
 
 One node has nobody to meet, and needs only the store of its workers; several meet as `static_nodes` says.
-
-Static rendezvous of several nodes: the ranks are given, all else is as in the elastic one.
-
-The agent of rank 0 listens at the master address and port, and nowhere else. What comes there is told apart by its first bytes:
-agents, who meet in the coordination store behind it, and workers, who look for their own. A node that fails is told to all others
-at once, and may be started anew with its rank; the number of nodes never changes.
 """
 
 from __future__ import annotations
 
 import os
-import select
-import threading
-import time
-from collections import deque
 
-from rallypoint.base import defaults, report
+from rallypoint.base import defaults
 from rallypoint.errors import UsageError
 from rallypoint.net.endpoint import parse_rendezvous_endpoint
-from rallypoint.rendezvous.dynamic import DynamicRendezvous
-from rallypoint.rendezvous.embedded import Endpoint, MeetingPlace
 from rallypoint.rendezvous.handler import (
     RendezvousHandler,
     RendezvousInfo,
@@ -29,125 +17,10 @@ from rallypoint.rendezvous.handler import (
     RendezvousStoreInfo,
     WakingHandler,
 )
-from rallypoint.rendezvous.joining import embedded_terms
-from rallypoint.rendezvous.secret import load_secret
-from rallypoint.rendezvous.settings import Settings, check_node_unit, describe, read_settings
 from rallypoint.rendezvous.worker_store import WorkerStore, WorkerStoreSettings, read_worker_store_settings
 from rallypoint.store.hash_store import HashStore
-from rallypoint.store.tcp_server import TcpStoreServer
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    import socket
-
-__all__ = ["SharedDoor", "StaticTCPRendezvous", "create_handler", "create_rdzv_handler"]
-
-
-# --- static nodes ----------------------------------------------------------------------------------------------------------
-
-
-MOST_WAITING = 16_384
-LONGEST_WAIT_S = 60.0  # workers are started when there is a generation, so rank 0 has its seat soon
-
-
-class SharedDoor(WorkerStore):
-    """The workers' store behind the listener at which the agents meet, which is always there.
-
-    A worker may come before the agent of rank 0 has its seat: it waits until there is a store. Whoever comes when a generation is
-    over waits for the next one's; its workers are gone by then.
-    """
-
-    def __init__(self, settings: WorkerStoreSettings, endpoint: Endpoint) -> None:
-        super().__init__(settings)
-        self._endpoint = endpoint
-        self._limit_bytes = settings.limit_bytes
-        self._lock = threading.Lock()
-        self._waiting: deque[tuple[socket.socket, str, float]] = deque()  # with the time when it came
-        self._is_closed = False
-
-    def address_for(self, own_address: str) -> str:
-        return self._endpoint.host
-
-    def hold(self, address: str, port: int | None = None) -> int:
-        return self._endpoint.port
-
-    def serve(self) -> None:
-        server = TcpStoreServer([], self._limit_bytes)
-        server.start()
-        with self._lock:
-            self._server = server
-            while self._waiting:
-                sock, peer, _ = self._waiting.popleft()
-                if _has_gone(sock):  # a worker of the last generation, or whoever: what it has said is not for this store
-                    sock.close()
-                else:
-                    server.adopt(sock, peer)
-
-    def take_in(self, sock: socket.socket, peer: str) -> None:
-        """A worker has come; called by the thread that serves the agents."""
-        now = time.monotonic()
-        with self._lock:
-            while self._waiting and self._waiting[0][2] < now - LONGEST_WAIT_S:
-                self._waiting.popleft()[0].close()
-            if self._server is not None:
-                self._server.adopt(sock, peer)
-            elif len(self._waiting) < MOST_WAITING and not self._is_closed:
-                self._waiting.append((sock, peer, now))
-            else:
-                sock.close()
-
-    def end_generation(self) -> None:
-        with self._lock:
-            server, self._server = self._server, None
-        if server is not None:
-            server.close()
-
-    def close(self) -> None:
-        self.end_generation()
-        with self._lock:
-            self._is_closed = True
-            while self._waiting:
-                self._waiting.popleft()[0].close()
-
-
-def _has_gone(sock: socket.socket) -> bool:
-    """Whether the other side has ended the connection, whatever it had said before."""
-    poll = select.poll()
-    poll.register(sock, select.POLLRDHUP)
-    return bool(poll.poll(0))
-
-
-def create_handler(params: RendezvousParameters, endpoint: Endpoint, rank: int, timeout_s: int) -> RendezvousHandler:
-    """The handler for node `rank`; the others wait `timeout_s` for whoever is missing."""
-    if endpoint.port == 0:
-        raise UsageError("--master-port is 0: nodes that are to meet need a port that all of them know")
-    settings = _settings(params, rank, timeout_s)
-    check_node_unit(settings, params.max_nodes, params.max_nodes)
-    if settings.worker_store == defaults.WORKER_STORE_RANK0 or settings.worker_store_port != defaults.WORKER_STORE_PORTS:
-        raise UsageError(
-            f"static rendezvous of {params.max_nodes} nodes: agents and workers meet at the master port, so that"
-            " --worker-store and --worker-store-port have no meaning; leave them out, or use --rdzv-backend c10d"
-        )
-    door = SharedDoor(WorkerStoreSettings(limit_bytes=settings.worker_store_memory), endpoint)
-    report.info(f"static rendezvous of {params.max_nodes} nodes at {endpoint}: {describe(settings, but='worker_store_port')}")
-    secret = load_secret(settings, os.environ)
-    place = MeetingPlace(endpoint, params.run_id, params.max_nodes, secret, settings, door.take_in)
-    fixed = RendezvousParameters(
-        params.backend, params.endpoint, params.run_id, params.max_nodes, params.max_nodes, params.local_addr, **params.config
-    )
-    return DynamicRendezvous(fixed, settings, place, embedded_terms(settings, params.max_nodes), door)
-
-
-def _settings(params: RendezvousParameters, rank: int, timeout_s: int) -> Settings:
-    """What the user has set, and what follows from the rank; torchrun's timeout is that of joining."""
-    config = {key: value for key, value in params.config.items() if key != "rank"}
-    settings = read_settings(config, os.environ)
-    join_timeout_s = settings.join_timeout_s if settings.is_given("join_timeout") else float(timeout_s)
-    return settings.replace(node_rank=rank, is_host=rank == 0, join_timeout_s=join_timeout_s)
-
-
-# --- static ----------------------------------------------------------------------------------------------------------------
-
+__all__ = ["StaticTCPRendezvous", "create_rdzv_handler"]
 
 NO_PORT = -1
 
@@ -236,9 +109,10 @@ def create_rdzv_handler(params: RendezvousParameters) -> RendezvousHandler:
         worker_store = WorkerStore(settings)
         return StaticTCPRendezvous(address, port, rank, 1, params.run_id, timeout_s, worker_store=worker_store)
     _check(rank, params.max_nodes, timeout_s)
+    from rallypoint.rendezvous import static_nodes
     from rallypoint.rendezvous.embedded import Endpoint
 
-    return create_handler(params, Endpoint(address, port), rank, timeout_s)
+    return static_nodes.create_handler(params, Endpoint(address, port), rank, timeout_s)
 
 
 def _check(rank: int, nodes: int, timeout_s: int) -> None:

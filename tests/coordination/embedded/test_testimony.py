@@ -186,9 +186,7 @@ def test_who_listened_cannot_testify_where_there_is_a_secret(
     assert other.is_there()
 
 
-def test_a_proof_is_good_for_one_challenge_only(
-    start_server: Any, connect: Any, onlooker: Any, witness: Any, soon: Any
-) -> None:
+def test_a_proof_is_good_for_one_challenge_only(start_server: Any, connect: Any, onlooker: Any, witness: Any, soon: Any) -> None:
     """What was overheard, or given to a false store, is worth nothing on another connection."""
     server = start_server(secret=SECRETS[1])
     node, other = connect(server, secret=SECRETS[1]), onlooker(server, SECRETS[1])
@@ -347,9 +345,7 @@ def start_agent(tmp_path: Any) -> Iterator[Callable[..., tuple[subprocess.Popen[
 
     def run(server: Any, secret: bytes | None = None, ttl_s: float = TTL_S, then: str = "") -> Any:
         words = [str(server.addresses[0][1]), (secret or b"").decode(), str(ttl_s), str(tmp_path / "logs"), WITH_A_DAEMON, then]
-        agent = subprocess.Popen(
-            [sys.executable, "-c", AGENT, *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
+        agent = subprocess.Popen([sys.executable, "-c", AGENT, *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         agents.append(agent)
         assert agent.stdout is not None
         warden, *workers = map(int, agent.stdout.readline().split())
@@ -400,9 +396,7 @@ def test_v5_kill_9_of_agent_and_warden_leaves_the_lease_to_run_out(
     ["licence.entrust(None)", "context.close(signal.SIGKILL)"],
     ids=["it took its testimony back", "it has ended its workers"],
 )
-def test_an_agent_that_ended_properly_is_not_testified_for(
-    start_server: Any, onlooker: Any, start_agent: Any, then: str
-) -> None:
+def test_an_agent_that_ended_properly_is_not_testified_for(start_server: Any, onlooker: Any, start_agent: Any, then: str) -> None:
     """What it has to say it says itself; here it says nothing."""
     server = start_server()
     other = onlooker(server)

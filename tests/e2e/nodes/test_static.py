@@ -23,7 +23,6 @@ SECRET = "correct horse battery staple"
 SERVING = "this node hosts the coordination store"
 
 
-
 def connections(port: int, state: str) -> list[str]:
     """The addresses of this machine at which this port is in this state."""
     rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]

@@ -21,7 +21,6 @@ NOT_OURS = "192.0.2.9"
 TIMEOUT_S = 10.0
 
 
-
 def listening(node: Any) -> set[int]:
     """The ports at which this agent itself listens."""
     folder = Path(f"/proc/{node.agent.pid}/fd")
