@@ -176,7 +176,7 @@ class Engine:
             is_kept = (self.is_replicated or (session is not None and session.lease == lease)) and self.keyspace.keep_alive(
                 lease, now
             )
-            connection.send_down(("kept", is_kept, message[2]))
+            connection.send_down(("kept", is_kept, message[2], lease))
         elif kind == "ask":
             self._answer(connection, message[1], message[2])
         elif kind == "grant":
@@ -230,7 +230,7 @@ class Engine:
                 self._forget(old)
             session.connection = connection
             connection.session = session
-        connection.send_down(("resumed", is_kept, sent_at))
+        connection.send_down(("resumed", is_kept, sent_at, lease))
 
     def _on_gone(self, connection: Connection) -> None:
         """Its connection has ended, which says nothing about its owner."""

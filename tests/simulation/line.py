@@ -1,6 +1,7 @@
 """One agent's connection to the store and its lease: dialling, breaks, the fence, and when to give up.
 
-It does what `coordination.embedded.line` and `coordination.held_lease` do. What is said over it is in `driver`.
+It does what `coordination.embedded.line` does; the lease and the watches that survive a break are the real ones. What is said is
+in `driver`.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from collections.abc import Callable
 from tests.simulation.network import Connection
 
 from rallypoint.coordination import fence
+from rallypoint.coordination.embedded.client import Watches
+from rallypoint.coordination.held_lease import HeldLease
 from rallypoint.protocol.participant import Former, Participant
 
 TYPE_CHECKING = False
@@ -29,7 +32,6 @@ class Line:
     """The connection of one agent, and what it knows of its lease."""
 
     pump: Callable[[], None]
-    _forget_events: Callable[[], None]
     _forget_request: Callable[[], None]
     _forget_grant: Callable[[], None]
     _send_watch: Callable[[str, int], None]
@@ -39,13 +41,10 @@ class Line:
         self.engine, self.link, self.setup = agent.engine, agent.link, agent.setup
         self.participant: Participant | None = None
         self.connection: Connection | None = None
-        self.lease = 0
-        self.renewed_at = 0.0  # when the last keepalive was sent that was answered
+        self.held: HeldLease | None = None
         self._is_up = False  # the lease was granted, or taken up, on this connection
-        self._watches: dict[str, int] = {}  # what is watched, and the next revision to be told
-        self._confirmed: set[str] = set()
+        self._watches = Watches()
         self._asked_watches: dict[int, str] = {}
-        self._silent_since = NEVER
         self._unreachable_since: float | None = None
         self._refused_since: float | None = None
         self._trouble = ""
@@ -56,10 +55,20 @@ class Line:
 
     # The lease, as this node sees it.
 
+    @property
+    def lease(self) -> int:
+        return self.held.number if self.held is not None else 0
+
     def valid_until(self) -> float:
-        if not self.lease:
+        """As the engines have it: where the fence is longer than a lease, what that was good for counts after its end too."""
+        if self.held is None:
             return NEVER
-        return self.renewed_at + self.setup.fence_s
+        return self.may_return_until() if self.setup.is_replicated else self.held.valid_until()
+
+    def may_return_until(self) -> float:
+        if self.held is None or not self.setup.is_replicated:
+            return -NEVER
+        return self.held.renewed_until() + self.setup.fence_s - self.held.ttl_s
 
     def check_fence(self) -> bool:
         """Whether all is well; if not, what follows from that has been done."""
@@ -106,17 +115,22 @@ class Line:
         self.world.note(self.agent.name, "session over", why)
         self.close()
         self._session += 1
-        if self.participant is not None:
-            self.former = self.participant.former
-        self.participant, self.lease = None, 0
-        self._watches = {}
-        self._forget_events()
-        self._silent_since = self._wake_at = NEVER
+        participant, self.participant, self.held = self.participant, None, None
+        self._watches = Watches()
+        self._wake_at = NEVER
         if self._unreachable_since is None:
             self._unreachable_since = self.agent.time()
-        self.agent.fenced(why)
+        if participant is not None:
+            self._part_with(participant, why)
         if self.agent.is_alive:
             self.dial()
+
+    def _part_with(self, participant: Participant, why: str) -> None:
+        """What it has learned is passed on first; who had no seat loses nothing."""
+        self.former = participant.former
+        self.agent.hear(list(participant.take_news()))
+        if participant.seat is not None:
+            self.agent.fenced(why)
 
     def close(self) -> None:
         connection, self.connection = self.connection, None
@@ -157,11 +171,10 @@ class Line:
         self._unreachable_since = self._refused_since = None
         self.connection = Connection(self.world, self.link, self, self.engine)
         self.engine.accept(self.connection)
-        self._confirmed.clear()
         self._asked_watches.clear()
-        if self.lease:
+        if self.held is not None:
             self.connection.send_up(("resume", self.lease, now))
-            for prefix, revision in self._watches.items():
+            for prefix, revision in self._watches.renew():
                 self._send_watch(prefix, revision)
         else:
             self.connection.send_up(("grant", self.setup.ttl_s, now))
@@ -179,7 +192,8 @@ class Line:
         self.world.note(self.agent.name, "connection broke", why)
         self.world.tally["breaks"] += 1
         now = self.agent.time()
-        self._silent_since = NEVER
+        if self.held is not None:
+            self.held.note_break()
         self._unreachable_since, self._trouble = now, why
         self.close()
         if self.check_fence():

@@ -13,8 +13,10 @@ from tests.simulation.network import Connection
 from tests.simulation.planting import BUGS, Patches, bug, planted
 
 from rallypoint.coordination import keyspace
+from rallypoint.coordination.embedded.client import Watches
+from rallypoint.coordination.held_lease import HeldLease
 from rallypoint.coordination.model import Compare, Outcome, Put, Transaction
-from rallypoint.protocol import generation, leader, seating
+from rallypoint.protocol import generation, leader, news, seating, session
 from rallypoint.protocol import job_records as job
 from rallypoint.protocol.generation import Current, Gone, Policy
 from rallypoint.protocol.leader import Forming, Leader, Roster
@@ -218,6 +220,37 @@ def departs_although_it_is_done() -> Patches:
     return [(Membership, "_is_missed", lambda self, seat: self.board.number == seat.generation and self.board.signal() is None)]
 
 
+# What a session makes of what it hears.
+
+
+@bug
+def seat_of_a_generation_that_is_over() -> Patches:
+    return [(session, "_offered", lambda seated, behind: (session.Member(seated), (session.TakeSeat(seated),)))]
+
+
+@bug
+def waits_for_a_seat_after_the_end() -> Patches:
+    """What was said already is not said again: it would wait for ever."""
+    return [(session, "_asked", lambda state: (session.Waiting(), (session.SayReady(),)))]
+
+
+@bug
+def stays_although_nobody_can_tell_it_to_go() -> Patches:
+    def after(state, word):
+        return state if isinstance(state, session.Finished) and isinstance(word, news.Lost) else real(state, word)
+
+    real = session._after
+    return [(session, "_after", after)]
+
+
+@bug
+def who_is_asked_to_go_closes_the_job() -> Patches:
+    def departure(why, me):
+        return session.SayClosed("finished", why)
+
+    return [(session, "_departure", departure)]
+
+
 # What the shell does.
 
 
@@ -228,11 +261,31 @@ def never_fenced() -> Patches:
 
 @bug
 def fence_counted_from_the_answer() -> Patches:
-    def kept(self, is_kept, sent_at):
-        real(self, is_kept, self.agent.time())
+    def kept(self, is_kept, sent_at, lease):
+        real(self, is_kept, self.agent.time(), lease)
 
     real = Driver._kept
     return [(Driver, "_kept", kept)]
+
+
+@bug
+def lease_counted_from_the_next_keepalive() -> Patches:
+    """Whatever was answered, and whenever it was sent, it counts from when the next one is due."""
+
+    def note_answer(self, sent_at, is_kept):
+        real(self, self.keep_at, is_kept)
+
+    real = HeldLease.note_answer
+    return [(HeldLease, "note_answer", note_answer)]
+
+
+@bug
+def lease_lives_on_when_it_is_lost() -> Patches:
+    def note_answer(self, sent_at, is_kept):
+        real(self, sent_at, True)
+
+    real = HeldLease.note_answer
+    return [(HeldLease, "note_answer", note_answer)]
 
 
 @bug
@@ -272,11 +325,11 @@ def lost_answer_taken_for_success() -> Patches:
 
 @bug
 def watch_resumed_one_too_late() -> Patches:
-    def send_watch(self, prefix, revision):
-        real(self, prefix, revision + (self.request is None))
+    def renew(self):
+        return [(prefix, revision + 1) for prefix, revision in real(self)]
 
-    real = Driver._send_watch
-    return [(Driver, "_send_watch", send_watch)]
+    real = Watches.renew
+    return [(Watches, "renew", renew)]
 
 
 # Proof: a member is replaced only when its workers are surely gone.
@@ -300,7 +353,8 @@ def v2_the_fence_waits_for_the_main_thread() -> Patches:
     """V2: the thread that notices only tells the one that kills, and nobody else does."""
 
     def fenced(self, why):
-        self._hear_of_fence(why)
+        self._feel_fence()
+        self.hear([news.Fenced(why)])
 
     return [(Agent, "fenced", fenced), (Agent, "_look_at_licence", lambda self, group: None)]
 
