@@ -144,12 +144,16 @@ class Agent(WorkerHost):
         return setup.participant_class(joining)
 
     def fenced(self, why: str) -> None:
-        """The driver kills the workers by itself; the main thread hears of it when it can, at once if it is stopping them."""
+        """The main thread hears of it when it can, at once if it is stopping them."""
+        if self.is_alive:
+            self._feel_fence()
+            self.hear([news.Fenced(why)])
+
+    def end_licence(self) -> None:
+        """The driver kills the workers by itself."""
         self.licence = 0.0
         if self.is_alive:
             self._kill_processes()
-            self._feel_fence()
-            self.hear([news.Fenced(why)])
 
     def _feel_fence(self) -> None:
         if self.main_can(self._feel_fence) and self._is_stopping and self.workers:
@@ -157,8 +161,7 @@ class Agent(WorkerHost):
 
     def give_up(self, why: str) -> None:
         """There is no store any more that we could take part through."""
-        self.licence = 0.0
-        self._kill_processes()
+        self.end_licence()
         self.hear([news.Lost(StoreGoneError(why))])
 
     def note_transaction(self, request: Transaction) -> None:

@@ -17,6 +17,7 @@ from tests.simulation.world import Violation
 from rallypoint.coordination.held_lease import HeldLease
 from rallypoint.coordination.model import Transaction, Watch
 from rallypoint.protocol.participant import Participant, Seated
+from rallypoint.protocol.tenure import NO_LICENCE, Tenure
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -75,21 +76,19 @@ class Driver(Line):
         self.held.note_answer(sent_at, is_kept)
         if self.held.is_lost:
             self._lost_lease()
-        elif self.participant is not None:
-            self._renew_licence(self.participant)
+        else:
+            self._renew_licence()
 
     def _lost_lease(self) -> None:
         """Where the fence is longer than a lease, there is time to come back."""
         if self._is_regranting:
             return
         self.world.tally["leases lost"] += 1
-        participant = self.participant
-        is_returning = participant is not None and participant.is_returning
-        returns_until = self.returns_until if is_returning else self.may_return_until()
-        if participant is None or self.agent.time() >= returns_until or self.connection is None:
+        returns_until = self.tenure.returns_until(self.may_return_until()) if self.tenure is not None else -NEVER
+        if self.agent.time() >= returns_until or self.connection is None:
             self.end_session("the lease has ended")
             return
-        self.returns_until, self._is_up, self._is_regranting = returns_until, False, True
+        self._is_up, self._is_regranting = False, True
         self._forget_request()
         self._arm_fence(self.clock.when(returns_until))
         self.connection.send_up(("grant", self.setup.ttl_s, self.agent.time()))
@@ -101,7 +100,7 @@ class Driver(Line):
             self.world.tally["nodes back within their fence"] += self.participant.seat is not None
             self.participant.come_back(lease)
         else:
-            self.participant = self.agent.new_participant(lease)
+            self.tenure = Tenure(self.agent.new_participant(lease), self.patience)
         self.check_fence()
         if self.held is not None:
             if not is_back:
@@ -216,7 +215,7 @@ class Driver(Line):
                 self._sayings.popleft()(participant)
             for event in self._watches.take():
                 participant.see(event, now)
-        self._renew_licence(participant)
+        self._renew_licence()
         news = participant.take_news()
         if news:
             if any(isinstance(one, Seated) for one in news):
@@ -231,12 +230,11 @@ class Driver(Line):
         self._ask(request, now)
         return False
 
-    def _renew_licence(self, participant: Participant) -> None:
+    def _renew_licence(self) -> None:
         """As `rendezvous.driver` does, with each word of the store."""
-        if participant.seat is None:
-            self.agent.licence = 0.0
-        elif not participant.is_returning:
-            self.agent.licence = self.valid_until()
+        until = self.tenure.licence_until(self.valid_until()) if self.tenure is not None else NO_LICENCE
+        if until is not None:
+            self.agent.licence = until
 
     def _ask(self, request: object, now: float) -> None:
         self.request, self._asked_at = request, now

@@ -14,6 +14,7 @@ from rallypoint.coordination import fence
 from rallypoint.coordination.embedded.client import Watches
 from rallypoint.coordination.held_lease import HeldLease
 from rallypoint.protocol.participant import Former, Participant
+from rallypoint.protocol.tenure import Patience, Tenure
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -39,7 +40,9 @@ class Line:
     def __init__(self, agent: Agent) -> None:
         self.agent, self.world, self.clock = agent, agent.world, agent.clock
         self.engine, self.link, self.setup = agent.engine, agent.link, agent.setup
-        self.participant: Participant | None = None
+        self.tenure: Tenure | None = None
+        self.patience = Patience(self.setup.ttl_s, STORE_TIMEOUT_S, REFUSAL_TIMEOUT_S)
+        self.is_over = False  # there is no store any more
         self.connection: Connection | None = None
         self.held: HeldLease | None = None
         self._is_up = False  # the lease was granted, or taken up, on this connection
@@ -51,7 +54,10 @@ class Line:
         self._dials = self._failures = self._session = 0
         self._fence_at = self._wake_at = NEVER
         self.former: Former | None = None
-        self.returns_until = -NEVER
+
+    @property
+    def participant(self) -> Participant | None:
+        return self.tenure.participant if self.tenure is not None else None
 
     # The lease, as this node sees it.
 
@@ -72,27 +78,32 @@ class Line:
 
     def check_fence(self) -> bool:
         """Whether all is well; if not, what follows from that has been done."""
-        participant = self.participant
-        if participant is not None and participant.why_fenced:
-            self.end_session(participant.why_fenced)
-            return False
-        if participant is not None and participant.is_returning and self.agent.time() >= self.returns_until:
-            self.world.tally["fences"] += 1
-            self.end_session("it was not confirmed in time that this node is back")
-            return False
-        connection = fence.Connection(self.valid_until(), self._unreachable_since, self._refused_since, self._trouble)
-        match fence.judge(connection, STORE_TIMEOUT_S, REFUSAL_TIMEOUT_S, self.agent.time()):
+        match self._judge(self.agent.time()):
             case fence.Fence(why):
                 self.world.tally["fences"] += 1
                 self.end_session(why)
                 return False
             case fence.GiveUp(why):
                 self.world.tally["stores given up"] += 1
-                self.agent.give_up(why)
+                self._give_up(why)
                 return False
             case fence.Hold(wake_at):
                 self._arm_fence(self.clock.when(wake_at))
         return True
+
+    def _judge(self, now: float) -> fence.Hold | fence.Fence | fence.GiveUp:
+        connection = fence.Connection(self.valid_until(), self._unreachable_since, self._refused_since, self._trouble)
+        if self.tenure is not None:
+            return self.tenure.judge(connection, now)
+        return fence.judge(connection, self.patience.store_timeout_s, self.patience.refusal_timeout_s, now)
+
+    def _give_up(self, why: str) -> None:
+        """The thread ends, and nobody dials any more."""
+        self.is_over = True
+        self._session += 1
+        self.close()
+        self.tenure, self.held = None, None
+        self.agent.give_up(why)
 
     def _arm_fence(self, at: float) -> None:
         if at < self._fence_at:
@@ -115,21 +126,24 @@ class Line:
         self.world.note(self.agent.name, "session over", why)
         self.close()
         self._session += 1
-        participant, self.participant, self.held = self.participant, None, None
+        tenure, self.tenure, self.held = self.tenure, None, None
         self._watches = Watches()
         self._wake_at = NEVER
         if self._unreachable_since is None:
             self._unreachable_since = self.agent.time()
-        if participant is not None:
-            self._part_with(participant, why)
+        if tenure is not None:
+            self._part_with(tenure, why)
         if self.agent.is_alive:
             self.dial()
 
-    def _part_with(self, participant: Participant, why: str) -> None:
-        """What it has learned is passed on first; who had no seat loses nothing."""
-        self.former = participant.former
-        self.agent.hear(list(participant.take_news()))
-        if participant.seat is not None:
+    def _part_with(self, tenure: Tenure, why: str) -> None:
+        """Workers go first; what was learned before is passed on before that is."""
+        ending = tenure.end()
+        self.former = ending.former
+        if ending.had_seat:
+            self.agent.end_licence()
+        self.agent.hear(list(tenure.participant.take_news()))
+        if ending.had_seat:
             self.agent.fenced(why)
 
     def close(self) -> None:
@@ -143,6 +157,8 @@ class Line:
     # Connecting.
 
     def dial(self) -> None:
+        if self.is_over:
+            return
         self._dials += 1
         answer = self.engine.answers_dial(self.link)
         delay_s = CONNECT_TIMEOUT_S if answer == "silent" else 2 * self.link.latency_s(self.world)

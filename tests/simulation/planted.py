@@ -22,6 +22,7 @@ from rallypoint.protocol.generation import Current, Gone, Policy
 from rallypoint.protocol.leader import Forming, Leader, Roster
 from rallypoint.protocol.participant import Membership, Participant
 from rallypoint.protocol.restarts import Again, Purse
+from rallypoint.protocol.tenure import Tenure
 
 __all__ = ["BUGS", "planted"]
 
@@ -352,11 +353,7 @@ def v1_who_does_not_stop_in_time_is_replaced() -> Patches:
 def v2_the_fence_waits_for_the_main_thread() -> Patches:
     """V2: the thread that notices only tells the one that kills, and nobody else does."""
 
-    def fenced(self, why):
-        self._feel_fence()
-        self.hear([news.Fenced(why)])
-
-    return [(Agent, "fenced", fenced), (Agent, "_look_at_licence", lambda self, group: None)]
+    return [(Agent, "end_licence", lambda self: None), (Agent, "_look_at_licence", lambda self, group: None)]
 
 
 @bug
@@ -388,10 +385,18 @@ def v5_the_warden_holds_no_licence() -> Patches:
 def licence_renewed_without_a_seat() -> Patches:
     """A new session then lets the workers of the last one run."""
 
-    def renew(self, participant):
-        self.agent.licence = self.valid_until()
+    return [(Tenure, "licence_until", lambda self, valid_until: valid_until)]
 
-    return [(Driver, "_renew_licence", renew)]
+
+@bug
+def licence_outlives_its_session() -> Patches:
+    """The next session renews what the last one has left; who was expelled then runs on."""
+
+    def end(self):
+        return real(self).replace(had_seat=False)
+
+    real = Tenure.end
+    return [(Tenure, "end", end)]
 
 
 @bug

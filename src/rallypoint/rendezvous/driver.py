@@ -1,8 +1,8 @@
 """The thread that carries on a node's part in a job, whatever its agent is busy with.
 
 It owns the connection to the coordination store, and drives a `protocol.participant.Participant` over it: one request at a time,
-events as they come, keepalives when they are due. When the store is silent for too long, `coordination.fence` says so; then the
-session is over, and a new one begins, under a new number.
+events as they come, keepalives when they are due. `protocol.tenure` says when a session is over; then a new one begins, under a
+new number.
 
 It also keeps the workers' licence: with each word of the store it writes down until when they may run. If this thread hangs, or
 the whole process does, the warden ends them by that.
@@ -18,7 +18,6 @@ from collections import deque
 from collections.abc import Callable
 
 from rallypoint.base import report
-from rallypoint.base.records import Value
 from rallypoint.coordination import fence
 from rallypoint.coordination.engine import (
     CompactedError,
@@ -36,19 +35,12 @@ from rallypoint.processes.context import wait_readable
 from rallypoint.processes.licence import Licence
 from rallypoint.protocol import news
 from rallypoint.protocol.participant import Former, Participant
+from rallypoint.protocol.tenure import NO_LICENCE, Patience, Tenure
 
-__all__ = ["Driver", "Patience", "Saying"]
+__all__ = ["Driver", "Saying"]
 
 REQUEST_TIMEOUT_S = 10.0
 RETRY_S = 0.2
-
-
-class Patience(Value):
-    """How long a lease is, and how long a store may be silent, or refuse us, until we give up."""
-
-    lease_s: float
-    store_timeout_s: float
-    refusal_timeout_s: float
 
 
 Saying = Callable[[Participant], None]
@@ -63,10 +55,9 @@ class Driver:
         self._connect = connect
         self._patience = patience
         self._licence = licence
-        self._licence.extend(0.0)
+        self._licence.extend(NO_LICENCE)
         self.kill_workers: Callable[[], None] = lambda: None  # at once, from whatever thread
         self.former: Former | None = None  # what the next session is to vouch for
-        self._returns_until = float("-inf")
         self._lock = threading.Lock()
         self._sayings: deque[Saying] = deque()
         self._heard: deque[news.Word] = deque()
@@ -166,21 +157,24 @@ class Driver:
         try:
             if self._ready_port is not None:
                 participant.ready(time.monotonic(), self._ready_port)
-            return self._drive(engine, participant)
+            return self._drive(engine, Tenure(participant, self._patience))
         finally:
             self._licence.entrust(None)
             engine.close()
 
-    def _drive(self, engine: Coordination, participant: Participant) -> bool:
+    def _drive(self, engine: Coordination, tenure: Tenure) -> bool:
+        participant = tenure.participant
         while True:
-            why = self._check(engine, participant)
-            if why is not None:
-                return self._end_session(participant, why)
+            match tenure.judge(engine.connection(), time.monotonic()):
+                case fence.Fence(why):
+                    return self._end_session(tenure, why)
+                case fence.GiveUp(why):
+                    raise StoreGoneError(why)
             is_reached = True
             try:
-                is_busy = self._turn_or_come_back(engine, participant)
+                is_busy = self._turn_or_come_back(engine, tenure)
             except LeaseLostError as error:
-                return self._end_session(participant, str(error))
+                return self._end_session(tenure, str(error))
             except UnreachableError:
                 is_busy = is_reached = False
                 if self._is_stopped:
@@ -189,60 +183,43 @@ class Driver:
                 participant.look_again()
                 is_busy = True
             except (StoreGoneError, RefusedError) as error:
-                self._end_session(participant, str(error))
+                self._end_session(tenure, str(error))
                 raise
-            self._renew_licence(engine, participant)
+            self._renew_licence(engine, tenure)
             self._pass_on(participant)
             if self._is_stopped and not self._sayings and not self._has_to_say(participant):
                 return False
             if not is_busy:
                 self._rest(engine, participant.wake_at() if is_reached else None)
 
-    def _check(self, engine: Coordination, participant: Participant) -> str | None:
-        """Why the session is over, if it is; gives up for good where there is no hope."""
-        patience = self._patience
-        if participant.why_fenced:
-            return participant.why_fenced
-        if participant.is_returning and time.monotonic() >= self._returns_until:
-            return "the coordination store did not confirm in time that this node is back"
-        match fence.judge(engine.connection(), patience.store_timeout_s, patience.refusal_timeout_s, time.monotonic()):
-            case fence.Fence(why):
-                return why
-            case fence.GiveUp(why):
-                raise StoreGoneError(why)
-        return None
-
-    def _turn_or_come_back(self, engine: Coordination, participant: Participant) -> bool:
+    def _turn_or_come_back(self, engine: Coordination, tenure: Tenure) -> bool:
         try:
-            return self._turn(engine, participant)
+            return self._turn(engine, tenure.participant)
         except LeaseLostError:
-            if not self._come_back(engine, participant):
+            if not self._come_back(engine, tenure):
                 raise
             return True
 
-    def _come_back(self, engine: Coordination, participant: Participant) -> bool:
+    def _come_back(self, engine: Coordination, tenure: Tenure) -> bool:
         """Our lease has ended: whether we have got a new one while we are still within our fence."""
-        if not participant.is_returning:
-            self._returns_until = engine.may_return_until()
-        while not self._is_stopped and (now := time.monotonic()) < self._returns_until:
+        returns_until = tenure.returns_until(engine.may_return_until())
+        while not self._is_stopped and (now := time.monotonic()) < returns_until:
             try:
-                lease = engine.grant(self._patience.lease_s, min(self._returns_until, now + REQUEST_TIMEOUT_S))
+                lease = engine.grant(self._patience.lease_s, min(returns_until, now + REQUEST_TIMEOUT_S))
             except (UnreachableError, LeaseLostError):  # also one that has run out while it was granted
-                self.wait(min(RETRY_S, max(0.0, self._returns_until - time.monotonic())))
+                self.wait(min(RETRY_S, max(0.0, returns_until - time.monotonic())))
             else:
-                participant.come_back(lease)
+                tenure.participant.come_back(lease)
                 return True
         return False
 
-    def _renew_licence(self, engine: Coordination, participant: Participant) -> None:
-        """Until when our workers may run. As long as it is not known that we are back, what we had before counts."""
-        if participant.seat is None:
-            self._licence.extend(0.0)
-        elif not participant.is_returning:
-            self._licence.extend(engine.valid_until())
+    def _renew_licence(self, engine: Coordination, tenure: Tenure) -> None:
+        until = tenure.licence_until(engine.valid_until())
+        if until is not None:
+            self._licence.extend(until)
 
     def _end_licence(self) -> None:
-        self._licence.extend(0.0)
+        self._licence.extend(NO_LICENCE)
         self.kill_workers()
 
     def _turn(self, engine: Coordination, participant: Participant) -> bool:
@@ -279,15 +256,16 @@ class Driver:
     def _has_to_say(self, participant: Participant) -> bool:
         return participant.is_leaving and not participant.has_left
 
-    def _end_session(self, participant: Participant, why: str) -> bool:
+    def _end_session(self, tenure: Tenure, why: str) -> bool:
         """We are not part of the job any more; if workers may run, that ends them."""
-        self.former = participant.former
-        if participant.seat is not None:
+        ending = tenure.end()
+        self.former = ending.former
+        if ending.had_seat:
             self._end_licence()
-        self._pass_on(participant)
-        if participant.is_stopping:  # our agent is busy with that, or stuck in it, and hears nothing
+        self._pass_on(tenure.participant)
+        if ending.was_stopping:  # our agent hears nothing
             report.warn(f"this node's workers are killed: {why}")
-        if participant.seat is not None:
+        if ending.had_seat:
             self._fenced.ring()
             self._hear(news.Fenced(why))
         else:

@@ -19,9 +19,10 @@ from rallypoint.protocol import agent_machine, news, session
 from rallypoint.protocol.failure_reports import NodeReport, WorkerFailure
 from rallypoint.protocol.participant import Participant
 from rallypoint.protocol.ranks import WorkerRanks
+from rallypoint.protocol.tenure import Patience
 from rallypoint.rendezvous import exit_reasons
 from rallypoint.rendezvous.coordinated import CoordinatedHandler, Introduction
-from rallypoint.rendezvous.driver import Driver, Patience
+from rallypoint.rendezvous.driver import Driver
 from rallypoint.rendezvous.handler import RendezvousInfo, RendezvousParameters, RendezvousStoreInfo
 from rallypoint.rendezvous.joining import Identity, Terms, find_rank_hint, make_joining, stable_name
 from rallypoint.rendezvous.place import Place
