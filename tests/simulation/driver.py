@@ -58,6 +58,8 @@ class Driver(Line):
         elif kind == "reply":
             self._replied(message[1], message[2])
         elif kind == "resumed":
+            if not message[1]:
+                self._token = connection.session.token
             self._kept(*message[1:])
             if self.held is not None and not self.held.is_lost:
                 self._is_up = True

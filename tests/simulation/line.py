@@ -45,6 +45,7 @@ class Line:
         self.is_over = False  # there is no store any more
         self.connection: Connection | None = None
         self.held: HeldLease | None = None
+        self._token = ""  # of the session whose lease that is
         self._is_up = False  # the lease was granted, or taken up, on this connection
         self._watches = Watches()
         self._asked_watches: dict[int, str] = {}
@@ -189,10 +190,11 @@ class Line:
         self.engine.accept(self.connection)
         self._asked_watches.clear()
         if self.held is not None:
-            self.connection.send_up(("resume", self.lease, now))
+            self.connection.send_up(("resume", self._token, now, self.lease))
             for prefix, revision in self._watches.renew():
                 self._send_watch(prefix, revision)
         else:
+            self._token = self.connection.session.token
             self.connection.send_up(("grant", self.setup.ttl_s, now))
             self.world.after(HANDSHAKE_S, self._not_granted, self.connection)
 

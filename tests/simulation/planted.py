@@ -360,8 +360,8 @@ def v2_the_fence_waits_for_the_main_thread() -> Patches:
 def v4_a_closed_connection_is_taken_for_death() -> Patches:
     """V4: after a grace of 0.3 s the store ends the lease of whoever has not come back, as if somebody had vouched."""
 
-    def on_gone(self, connection):
-        real(self, connection)
+    def on_gone(self, connection, now):
+        real(self, connection, now)
         session = connection.session
         if session is not None and session.connection is None and not self.is_replicated:
             self.world.after(0.3, drop, self, session)
@@ -390,7 +390,7 @@ def licence_renewed_without_a_seat() -> Patches:
 
 @bug
 def licence_outlives_its_session() -> Patches:
-    """The next session renews what the last one has left; who was expelled then runs on."""
+    """Whoever was expelled, or not heard of in time, is part of nothing any more, and its workers run on."""
 
     def end(self):
         return real(self).replace(had_seat=False)
