@@ -236,9 +236,9 @@ def waits_for_a_seat_after_the_end() -> Patches:
 
 
 @bug
-def stays_although_nobody_can_tell_it_to_go() -> Patches:
+def stays_after_the_end_of_the_job() -> Patches:
     def after(state, word):
-        return state if isinstance(state, session.Finished) and isinstance(word, news.Lost) else real(state, word)
+        return state if isinstance(state, session.Staying) and isinstance(word, news.Ended) else real(state, word)
 
     real = session._after
     return [(session, "_after", after)]
