@@ -194,11 +194,7 @@ class DynamicRendezvous(CoordinatedHandler):
             case session.Announce(text):
                 report.info(f"waiting: {text}")
             case session.GiveUp(why):
-                raise (
-                    self._lost_error(why.error)
-                    if isinstance(why, news.Lost)
-                    else exit_reasons.for_who_waits(why, self.get_run_id())
-                )
+                raise self._error(why)
             case session.Stay():
                 self._stay()
             case session.Go(stays_for_others):
@@ -248,6 +244,9 @@ class DynamicRendezvous(CoordinatedHandler):
     def _hold_port(self) -> int:
         """In the driver's thread, when it is known by which address the others reach us."""
         return self._worker_store.hold(self._address)
+
+    def _error(self, why: news.Ended | news.Refused | news.TimedOut | news.Lost) -> Exception:
+        return self._lost_error(why.error) if isinstance(why, news.Lost) else exit_reasons.for_who_waits(why, self.get_run_id())
 
     def _lost_error(self, error: Exception) -> Exception:
         is_told = isinstance(error, RendezvousError) or is_hosts_fault(error)
