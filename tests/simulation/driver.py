@@ -1,8 +1,8 @@
 """One agent's thread to the coordination store: what is asked, told and kept alive over its connection.
 
-It does what `rendezvous.driver` and `coordination.embedded.client` do, with their lease and their watches, one request at a time:
-what was under way when a connection broke may have been done, and is asked again. What comes while a request is under way waits
-until it is answered, as it does there, or, for the sake of variety, is passed on at once.
+What `rendezvous.driver` and `coordination.embedded.client` do in calls that wait is done here one request at a time: what was
+under way when a connection broke may have been done, and is asked again. What comes while a request is under way waits until it
+is answered, as it does there, or, for the sake of variety, is passed on at once.
 """
 
 from __future__ import annotations

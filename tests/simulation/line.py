@@ -1,7 +1,7 @@
 """One agent's connection to the store and its lease: dialling, breaks, the fence, and when to give up.
 
-It does what `coordination.embedded.line` does; the lease and the watches that survive a break are the real ones. What is said is
-in `driver`.
+It does what `coordination.embedded.line` does; the lease, the watches that survive a break and what decides about the session
+(`protocol.tenure`) are the real ones. What is said is in `driver`.
 """
 
 from __future__ import annotations
