@@ -52,7 +52,7 @@ PURE_MODULES = {
     "processes": ["inactivity"],
     "protocol": [
         "agent_machine", "board", "failure_reports", "generation", "job_records", "leader", "news", "participant", "ranks",
-        "restarts", "seating", "shutdown", "stale_job", "verdict", "worker_plan",
+        "restarts", "seating", "session", "shutdown", "stale_job", "tenure", "verdict", "worker_plan",
     ],
     "store": ["values"],
     "story": ["chronicle", "event_records", "goodput", "phases", "story"],

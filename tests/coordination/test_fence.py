@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rallypoint.coordination.fence import Connection, Fence, GiveUp, Hold, judge
+from rallypoint.coordination.fence import Connection, Fence, GiveUp, Hold, NotReached, judge, judge_joining
 
 STORE_TIMEOUT_S, REFUSAL_TIMEOUT_S = 60.0, 5.0
 NEVER = math.inf
@@ -103,3 +103,29 @@ def test_time_alone_does_not_mend_anything(
     order = [Hold, GiveUp, Fence]
     first, second = (judge(known, store_timeout_s, refusal_timeout_s, at) for at in sorted((now, later)))
     assert order.index(type(first)) <= order.index(type(second))
+
+
+NOT_REACHED = NotReached("the coordination store at a:29400 was not reached within 60 s: timed out")
+GONE = GiveUp(
+    "the coordination store at a:29400 is gone: its host has refused connections for 5 s; the agent there has ended or was"
+    " killed, and the job ends with it"
+)
+
+
+@pytest.mark.parametrize(
+    ("refused_since", "is_known", "now", "expected"),
+    [
+        (None, False, 159.9, Hold(160.0)),
+        (None, False, 160.0, NOT_REACHED),
+        (None, True, 160.0, NOT_REACHED),
+        (130.0, True, 134.9, Hold(135.0)),
+        (130.0, True, 135.0, GONE),
+        (130.0, False, 135.0, Hold(160.0)),
+        (130.0, True, 160.0, NOT_REACHED),
+    ],
+)
+def test_who_joins_waits_for_a_host_that_it_has_never_seen(
+    refused_since: float | None, is_known: bool, now: float, expected: object
+) -> None:
+    tried = connection(NEVER, 100.0, refused_since)
+    assert judge_joining("a:29400", tried, is_known, STORE_TIMEOUT_S, REFUSAL_TIMEOUT_S, now) == expected

@@ -120,7 +120,7 @@ class TestFailing:
         stage.fail("a", "Connection reset by peer")
         stage.settle()
         for name in ("a", "b", "c"):
-            assert stage.kinds(name) == ["Stop"]
+            assert stage.kinds(name) == ["Regroup"]
         stage.fail("b", "Connection reset by peer")
         stage.settle()
         stage.ready("a", "b", "c")
@@ -202,7 +202,7 @@ class TestFailing:
         stage.settle()
         stage.deaf.clear()
         stage.settle()
-        assert stage.kinds("b") == ["Seated", "Stop"]
+        assert stage.kinds("b") == ["Seated", "Regroup"]
         stage.ready("a", "b")
         stage.settle()
         assert stage.seats() == {"a": 0, "b": 1}
@@ -332,7 +332,7 @@ class TestProof:
         former = stage.nodes["b"].former
         assert former == Former("b", 1)
         stage.pass_time(26.0)
-        assert stage.kinds("a") == ["Stop"]
+        assert stage.kinds("a") == ["Regroup"]
         stage.join("b#2", former=former, is_ready=False)
         stage.ready("a")
         stage.settle()
@@ -555,7 +555,7 @@ class TestComingAndGoing:
         stage = formed("a", "b")
         stage.join("c")
         stage.pass_time(0.5)
-        assert stage.kinds("a") == ["Stop"]
+        assert stage.kinds("a") == ["Regroup"]
         stage.ready("a", "b")
         stage.settle()
         assert stage.seats() == {"a": 0, "b": 1, "c": 2}
@@ -578,7 +578,7 @@ class TestComingAndGoing:
         stage = formed("a", "b", "c")
         stage.nodes["c"].departing("c received SIGTERM")
         stage.settle()
-        assert stage.kinds("a") == ["Stop"]
+        assert stage.kinds("a") == ["Regroup"]
         stage.ready("a", "b")
         stage.pass_time(1.0)
         assert stage.generation().number == 1  # its workers may still run
@@ -630,7 +630,7 @@ class TestComingAndGoing:
         stage.settle()
         stage.fail("b")
         stage.settle()
-        assert stage.kinds("a") == ["Stop"]
+        assert stage.kinds("a") == ["Regroup"]
         stage.ready("a", "b")
         stage.settle()
         assert stage.generation().number == 2
@@ -658,7 +658,7 @@ class TestMissing:
             stage.nodes[name].look_again()
         stage.deaf.clear()
         stage.settle()
-        assert [stage.kinds(name) for name in ("a", "b")] == [["Stop"], ["Stop"]]
+        assert [stage.kinds(name) for name in ("a", "b")] == [["Regroup"], ["Regroup"]]
         stage.ready("a", "b", "c")
         stage.settle()
         assert stage.generation().number == 2
@@ -721,7 +721,7 @@ def test_purses_only_grow_and_numbers_count_up(story: list[str]) -> None:
             names[who] = f"{who}#{processes[who]}"
             stage.join(names[who])
         stage.settle()
-        stage.ready(*(name for name in names.values() if stage.nodes[name].seat is not None and "Stop" in stage.kinds(name)))
+        stage.ready(*(name for name in names.values() if stage.nodes[name].seat is not None and "Regroup" in stage.kinds(name)))
         stage.pass_time(10.0)
         now = stage.generation()
         assert now.number >= last.number

@@ -16,6 +16,7 @@ from tests.cells import MemoryCell
 from rallypoint import events
 from rallypoint.errors import RendezvousClosedError, RendezvousConnectionError, RendezvousStateError, RendezvousTimeoutError
 from rallypoint.events import NodeState
+from rallypoint.protocol import agent_machine
 from rallypoint.rendezvous.dynamic_handler import (
     DynamicRendezvousHandler,
     RendezvousBackend,
@@ -165,6 +166,22 @@ def test_a_job_that_was_closed_while_it_ran_has_no_next_rendezvous(job: Job, wai
     for _ in range(2):
         with pytest.raises(RendezvousClosedError):
             handler.next_rendezvous()
+
+
+def test_who_runs_on_after_the_end_is_told_so_when_it_is_done_or_asks_for_a_seat(job: Job, wait_until: Any) -> None:
+    """The end is said once, while the workers run; it waited for a second time, for as long as anybody may wait."""
+    handler = job.node()
+    handler.next_rendezvous()
+    job.node().set_closed()
+    seen: list[Any] = []
+    wait_until(lambda: seen.append(handler.observe()) or seen[-1] is not None)
+    assert isinstance(seen[-1], agent_machine.JobEnded)
+    assert seen[-1].how == "closed"
+    assert handler.observe() is None
+    handler.report_done()
+    assert handler.observe() == seen[-1]
+    with pytest.raises(RendezvousClosedError, match="closed it"):
+        handler.poll_rendezvous()
 
 
 def test_who_shuts_down_without_having_met_closes_the_job(job: Job) -> None:

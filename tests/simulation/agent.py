@@ -1,4 +1,7 @@
-"""One agent process and its workers, as the real shell runs them: `agent_machine` decides, the driver talks to the others.
+"""One agent process and its workers, as the real shell runs them: `agent_machine` and `session` decide, the driver talks to the
+others.
+
+What comes from the job waits in a queue, as it does there: a thread that starts or stops workers hears nothing.
 
 It can be killed, with its warden or without, stopped for a while, told to leave, or crash with its machine. One of its threads
 may hang: the *main* one, which starts and stops workers, or the *driver*, which talks to the store.
@@ -6,15 +9,18 @@ may hang: the *main* one, which starts and stops workers, or the *driver*, which
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
+from functools import partial
 
 from tests.simulation.driver import Driver
 from tests.simulation.network import Connection, Link
 from tests.simulation.workers import KILL_S, WARDEN_S, WorkerHost
 from tests.simulation.world import Clock, World
 
+from rallypoint.coordination.engine import StoreGoneError
 from rallypoint.coordination.model import Put, Transaction
-from rallypoint.protocol import agent_machine, news
+from rallypoint.protocol import agent_machine, news, session
 from rallypoint.protocol import job_records as job
 from rallypoint.protocol.participant import Joining, Participant
 
@@ -59,16 +65,23 @@ class Agent(WorkerHost):
         self.is_sick = is_sick  # it cannot start workers
         self.well_again_at = 0.0
         self.stuck: dict[str, list[tuple[Callable[..., None], tuple[object, ...]]]] = {}  # and what each thread has to do then
-        self._closed: job.Closed | None = None
+        self.failure = ""  # what is wrong with it, and nobody else
+        self.is_shut_down = True  # at its end, as by a launcher that got no signal
+        self.words: deque[news.Word] = deque()  # from the job, which nobody has heard yet
+        self.session: session.State = session.Apart()
         self._sessions = 0
-        self.seat: job.Seat | None = None
         self.driver = Driver(self)
         self.state, _ = agent_machine.begin()
-        self.may_be_ready()
+        self._ask()
         self.driver.dial()
 
     def time(self) -> float:
         return self.clock.read(self.world.now)
+
+    @property
+    def seat(self) -> job.Seat | None:
+        seated = session.seat_of(self.session)
+        return seated.seat if seated is not None else None
 
     @property
     def node_id(self) -> str:
@@ -130,105 +143,107 @@ class Agent(WorkerHost):
         self.oracle.joins(self)
         return setup.participant_class(joining)
 
-    def may_be_ready(self) -> None:
-        """Tell the driver, if no worker runs, that the next generation may have us."""
-        if self.workers or self._closed is not None or self.is_leaving:
-            return
-        if isinstance(self.state, agent_machine.Gathering | agent_machine.Starting) and self.seat is None:
-            self.driver.ready_port = 20000 + self.world.below(1000)
-            if self.driver.participant is not None:
-                self.driver.participant.ready(self.time(), self.driver.ready_port)
-
     def fenced(self, why: str) -> None:
-        """The driver kills the workers by itself; the main thread hears of it when it can."""
+        """The main thread hears of it when it can, at once if it is stopping them."""
+        if self.is_alive:
+            self._feel_fence()
+            self.hear([news.Fenced(why)])
+
+    def end_licence(self) -> None:
+        """The driver kills the workers by itself."""
         self.licence = 0.0
         if self.is_alive:
             self._kill_processes()
-            self._hear_of_fence(why)
 
-    def _hear_of_fence(self, why: str) -> None:
-        if self.main_can(self._hear_of_fence, why):
+    def _feel_fence(self) -> None:
+        if self.main_can(self._feel_fence) and self._is_stopping and self.workers:
             self._kill()
-            self.seat = None
-            if not self.is_leaving:
-                self._observe(agent_machine.Fenced(why))
 
     def give_up(self, why: str) -> None:
         """There is no store any more that we could take part through."""
-        self.licence = 0.0
-        self._kill_processes()
-        self._hear_of_end(why)
-
-    def _hear_of_end(self, why: str) -> None:
-        if self.main_can(self._hear_of_end, why):
-            self._kill()
-            self.finish(False, why)
+        self.end_licence()
+        self.hear([news.Lost(StoreGoneError(why))])
 
     def note_transaction(self, request: Transaction) -> None:
         for operation in request.then:
             if isinstance(operation, Put) and operation.key.startswith("down/signal/"):
                 self.oracle.signal_sent(self, operation, is_own=request.compares[0].key == operation.key)
 
-    def hear(self, heard: list[news.News]) -> None:
-        for one in heard:
+    def hear(self, words: list[news.Word]) -> None:
+        for one in words:
             if isinstance(one, news.Seated):
                 self.oracle.seated(self, one.seat, one.generation)
-        self._hear(heard)
+        self.words += words
+        self.listen()
 
-    def _hear(self, heard: list[news.News]) -> None:
-        if not self.main_can(self._hear, heard):
+    def listen(self) -> None:
+        """Hear what has come, unless there is something else to do."""
+        if not self.words or not self.main_can(self.listen):
             return
-        stops = {one.generation for one in heard if isinstance(one, news.Stop)}
-        for one in heard:
-            match one:
-                case news.Seated(seat, generation):
-                    self._seated(seat, generation, stops)
-                case news.Stop(generation, signal):
-                    self._told_to_stop(generation, signal)
-                case news.Ended(closed):
-                    self._ended(closed)
-                case news.Refused(why) | news.TimedOut(why):
-                    self.world.tally[f"{type(one).__name__}".lower()] += 1
-                    self.finish(False, why)
+        was_staying = isinstance(self.session, session.Staying)
+        while self.words and self._is_listening():
+            word = self.words.popleft()
+            if isinstance(word, news.Refused | news.TimedOut):
+                self.world.tally[type(word).__name__.lower()] += 1
+            self._follow(*session.hear(self.session, word, tuple(self.words)))
+        if was_staying and not isinstance(self.session, session.Staying):
+            self._leave()
 
-    def _seated(self, seat: job.Seat, generation: job.Generation, stops: set[int]) -> None:
-        if self.is_leaving or not self.is_alive:
-            return
-        if seat.generation in stops:
-            self.may_be_ready()
-            return
-        self.seat = seat
+    def _is_listening(self) -> bool:
+        if not self.is_alive or self.is_leaving:
+            return self.is_alive and isinstance(self.session, session.Staying)
+        return isinstance(self.state, agent_machine.Gathering | agent_machine.Running | agent_machine.Draining)
+
+    # What follows for the session.
+
+    def _step(self, seen: session.Observation) -> None:
+        self._follow(*session.step(self.session, seen))
+
+    def _ask(self) -> None:
+        """No worker runs here: the next generation may have us."""
+        if self.is_alive and not self.is_leaving and isinstance(self.state, agent_machine.Gathering):
+            self._step(session.Ask())
+            self.listen()
+
+    def _follow(self, state: session.State, actions: tuple[session.Action, ...]) -> None:
+        self.session = state
+        for action in actions:
+            match action:
+                case session.SayReady():
+                    self.driver.tell(self._be_ready)
+                case session.SayFailed() | session.SayDone() | session.SayDeparting() | session.SayClosed():
+                    self.driver.tell(partial(session.say, action))
+                case session.TakeSeat(seated):
+                    self._take_seat(seated.seat)
+                case session.Tell(what):
+                    if not self.is_leaving:
+                        self._observe(what)
+                case session.GiveUp(why):
+                    is_finished = isinstance(why, news.Ended) and why.closed.kind == "finished"
+                    self.finish(is_finished, f"it will have no seat: {why}")
+                case session.Stay():
+                    self.world.tally["stays for the workers of others"] += 1
+                case session.Go():
+                    self._go()
+
+    def _be_ready(self, participant: Participant) -> None:
+        self.driver.ready_port = 20000 + self.world.below(1000)
+        participant.ready(self.time(), self.driver.ready_port)
+
+    def _take_seat(self, seat: job.Seat) -> None:
+        self.oracle.takes_seat(self, seat)
         self._observe(agent_machine.Joined(seat.group_rank, seat.group_world_size))
         if self.is_sick:
-            self._fall_out()
+            self.world.tally["sick nodes"] += 1
+            self.failure = "it cannot run workers"
+            self.finish(False, self.failure)
         else:
             self._start(seat.generation)
 
-    def _fall_out(self) -> None:
-        """No worker can be started here; that need not concern the others."""
-        self.world.tally["sick nodes"] += 1
-        if self.driver.participant is not None:
-            self.driver.participant.departing(f"{self.name} cannot run workers", is_sick=True)
-        self.finish(False, "it cannot run workers")
+    def _me(self) -> session.Me:
+        return session.Me(self.name, self.is_host, serves_workers=self.seat is not None and self.seat.group_rank == 0)
 
-    def _told_to_stop(self, generation: int, signal: job.Signal) -> None:
-        if self.seat is None or self.seat.generation != generation or self.is_leaving:
-            return
-        self._stop_why = signal.why
-        if not self._is_starting:
-            self._observe(agent_machine.Regroup(signal.why))
-
-    def _ended(self, closed: job.Closed) -> None:
-        self._closed = closed
-        self._tell_end()
-
-    def _tell_end(self) -> None:
-        closed = self._closed
-        if closed is not None and not self.is_leaving:
-            how = {"finished": "succeeded", "failed": "failed", "host_left": "failed"}.get(closed.kind, "closed")
-            self._observe(agent_machine.JobEnded(how, closed.why))
-
-    # What follows.
+    # What follows for the workers.
 
     def _observe(self, seen: agent_machine.Observation) -> None:
         self.state, action = agent_machine.step(self.state, seen)
@@ -238,11 +253,19 @@ class Agent(WorkerHost):
             case agent_machine.Stop(why):
                 self._stop(why, False)
             case agent_machine.Drain():
-                if self.driver.participant is not None:
-                    self.driver.participant.done()
-                    self.driver.pump()
+                self._drain()
             case agent_machine.Finish(succeeded, why):
                 self.finish(succeeded, why)
+
+    def _drain(self) -> None:
+        if isinstance(self.session, session.Member):
+            self.world.after(self.setup.exit_barrier_s, self._stop_draining, self._group)
+        self._step(session.Done())
+
+    def _stop_draining(self, group: int) -> None:
+        """The others were not seen to finish in time."""
+        if group == self._group and isinstance(self.state, agent_machine.Draining) and self.main_can(self._stop_draining, group):
+            self._observe(agent_machine.Drained())
 
     def finish(self, succeeded: bool, why: str) -> None:
         """The run is over: no worker is left behind, and the others are told that we go."""
@@ -264,14 +287,8 @@ class Agent(WorkerHost):
                 self._kill()
             return
         self.world.note(self.name, "gets SIGTERM")
-        participant = self.driver.participant
-        if participant is not None:
-            if self.is_host:
-                participant.close("host_left", f"{self.name} hosts the store")
-            else:
-                participant.departing(f"{self.name} received SIGTERM")
-            self.driver.pump()
-        self.succeeded, self.why, self.is_leaving = False, "SIGTERM", True
+        self.succeeded, self.why, self.is_leaving, self.is_shut_down = False, "SIGTERM", True, False
+        self._step(session.Depart(f"{self.name} received SIGTERM", self._me()))
         if self.workers:
             self._stop("SIGTERM", False)
         else:
@@ -279,17 +296,21 @@ class Agent(WorkerHost):
 
     def close_job(self) -> None:
         """Somebody has had enough: no further generation, but nobody's workers are stopped."""
-        if self.driver.participant is not None and not self.is_leaving and self.main_can(self.close_job):
-            self.driver.participant.close("closed", f"{self.name} closed it")
-            self.driver.pump()
+        if not self.is_leaving and self.main_can(self.close_job):
+            self._follow(self.session, (session.SayClosed("closed", f"{self.name} closed it"),))
 
     def _leave(self) -> None:
+        """No worker is left. Whoever is neither ill nor asked to go closes the job, if that still runs with it."""
+        if self.is_shut_down and not self.failure and session.closes_the_job(self.session):
+            self._follow(self.session, (session.SayClosed("closed", f"{self.name} closed it"),))
+        self._step(session.Leave(self.failure, False, self._me()))
+
+    def _go(self) -> None:
         self.world.after(LEAVE_TIMEOUT_S, self._exit)
         if self.driver.participant is None:
             self._exit()
             return
-        self.driver.participant.leave()
-        self.driver.pump()
+        self.driver.tell(Participant.leave)
         self._look_whether_left()
 
     def _look_whether_left(self) -> None:

@@ -1,18 +1,23 @@
 """One agent's thread to the coordination store: what is asked, told and kept alive over its connection.
 
-It does what `rendezvous.driver` and `coordination.embedded.client` do, one request at a time: what was under way when a
-connection broke may have been done, and is asked again. What comes while a request is under way waits until it is answered, as it
-does there, or, for the sake of variety, is passed on at once.
+What `rendezvous.driver` and `coordination.embedded.client` do in calls that wait is done here one request at a time: what was
+under way when a connection broke may have been done, and is asked again. What comes while a request is under way waits until it
+is answered, as it does there, or, for the sake of variety, is passed on at once.
 """
 
 from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
 
 from tests.simulation.line import NEVER, Line
 from tests.simulation.network import Connection
 from tests.simulation.world import Violation
 
-from rallypoint.coordination.model import Event, Transaction, Watch
+from rallypoint.coordination.held_lease import HeldLease
+from rallypoint.coordination.model import Transaction, Watch
 from rallypoint.protocol.participant import Participant, Seated
+from rallypoint.protocol.tenure import NO_LICENCE, Tenure
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,9 +36,9 @@ class Driver(Line):
         self.request: object = None
         self._asked_at = 0.0
         self._number = 0
-        self._untaken: list[Event] = []
         self._is_pumping = False
         self._is_regranting = False
+        self._sayings: deque[Callable[[Participant], None]] = deque()
         self.ready_port: int | None = None  # no worker runs here: it holds for later sessions too, until a seat is found
 
     # What comes.
@@ -43,17 +48,22 @@ class Driver(Line):
             return
         kind = message[0]
         if kind == "kept":
-            self._kept(message[1], message[2])
+            self._kept(*message[1:])
         elif kind == "events":
-            self._add(message[2], message[1], self._confirmed)
+            self._watches.add(message[2], message[1])
+            self._pump_if_news()
         elif kind == "past":
-            self._add(message[3], message[2], {message[1]} & self._confirmed)
+            self._watches.add_past(message[1], message[3], message[2])
+            self._pump_if_news()
         elif kind == "reply":
             self._replied(message[1], message[2])
         elif kind == "resumed":
-            self._kept(message[1], message[2])
-            if self.lease:
+            if not message[1]:
+                self._token = connection.session.token
+            self._kept(*message[1:])
+            if self.held is not None and not self.held.is_lost:
                 self._is_up = True
+                self._keep_lease(self.agent.time())
                 self.pump()
         elif kind == "granted":
             self._granted(message[1], message[2])
@@ -62,66 +72,74 @@ class Driver(Line):
         elif kind == "compacted" and message[2] in self._watches:
             self._compacted(message[1], message[2])
 
-    def _kept(self, is_kept: bool, sent_at: float) -> None:
-        if is_kept:
-            self.renewed_at = max(self.renewed_at, sent_at)
-            self._silent_since = NEVER
-            if self.participant is not None:
-                self._renew_licence(self.participant)
-        elif sent_at >= self.renewed_at:  # else it is about the lease before
+    def _kept(self, is_kept: bool, sent_at: float, lease: int) -> None:
+        if self.held is None or self.held.number != lease:  # it is about the lease before
+            return
+        self.held.note_answer(sent_at, is_kept)
+        if self.held.is_lost:
             self._lost_lease()
+        else:
+            self._renew_licence()
 
     def _lost_lease(self) -> None:
         """Where the fence is longer than a lease, there is time to come back."""
         if self._is_regranting:
             return
         self.world.tally["leases lost"] += 1
-        returns_until = self.renewed_at + self.setup.fence_s
-        participant = self.participant
-        if participant is not None and participant.is_returning:
-            returns_until = self.returns_until
-        if participant is None or not self.setup.is_replicated or self.agent.time() >= returns_until or self.connection is None:
+        returns_until = self.tenure.returns_until(self.may_return_until()) if self.tenure is not None else -NEVER
+        if self.agent.time() >= returns_until or self.connection is None:
             self.end_session("the lease has ended")
             return
-        self.returns_until, self._is_up, self._is_regranting = returns_until, False, True
+        self._is_up, self._is_regranting = False, True
         self._forget_request()
         self._arm_fence(self.clock.when(returns_until))
         self.connection.send_up(("grant", self.setup.ttl_s, self.agent.time()))
 
     def _granted(self, lease: int, asked_at: float) -> None:
-        self.lease, self.renewed_at, self._is_up, self._is_regranting = lease, asked_at, True, False
+        self.held, self._is_up, self._is_regranting = HeldLease(lease, self.setup.ttl_s, asked_at), True, False
         is_back = self.participant is not None
         if self.participant is not None:
             self.world.tally["nodes back within their fence"] += self.participant.seat is not None
             self.participant.come_back(lease)
         else:
-            self.participant = self.agent.new_participant(lease)
+            self.tenure = Tenure(self.agent.new_participant(lease), self.patience)
         self.check_fence()
-        if self.lease:
+        if self.held is not None:
             if not is_back:
-                self.world.after(self.setup.ttl_s / 3 / self.clock.rate, self._keep, self._session)
+                self._plan_keep(self.held)
             if self.ready_port is not None and not is_back:
                 self.participant.ready(self.agent.time(), self.ready_port)
             self.pump()
 
+    def _plan_keep(self, held: HeldLease) -> None:
+        at = min(held.keep_at, held.silent_since() + held.ttl_s)
+        if not self._is_up or at <= self.agent.time():
+            at = self.agent.time() + held.ttl_s / 3
+        self.world.at(self.clock.when(at), self._keep, self._session)
+
     def _keep(self, session: int) -> None:
-        """Say that we live; hang up if the last time was not answered for as long as the lease lasts."""
         if session != self._session or not self.agent.driver_can(self._keep, session):
             return
         now = self.agent.time()
-        if self._is_up and now >= self._silent_since + self.setup.ttl_s:
+        self._keep_lease(now)
+        if self.request is not None and self._is_up and now >= self._asked_at + REQUEST_TIMEOUT_S:
+            self._forget_request()
+            self.pump()
+        if self.held is not None and session == self._session:
+            self._plan_keep(self.held)
+
+    def _keep_lease(self, now: float) -> None:
+        """Say that we live, when it is due; hang up if the last time was not answered for as long as the lease lasts."""
+        held = self.held
+        if held is None or held.is_lost or not self._is_up:
+            return
+        if now >= held.silent_since() + held.ttl_s:
             self.world.tally["connections given up"] += 1
             self.connection.close()
             self.on_break(self.connection, "no answer")
-            if session != self._session:
-                return
-        if self._is_up:
-            self._silent_since = min(self._silent_since, now)
+        elif now >= held.keep_at:
+            held.note_sent(now)
             self.connection.send_up(("keep", self.lease, now))
-            if self.request is not None and now >= self._asked_at + REQUEST_TIMEOUT_S:
-                self._forget_request()
-                self.pump()
-        self.world.after(self.setup.ttl_s / 3 / self.clock.rate, self._keep, session)
 
     def _forget_grant(self) -> None:
         self._is_regranting = False
@@ -129,43 +147,31 @@ class Driver(Line):
     def _forget_request(self) -> None:
         """It was not answered in time; it is asked again, under another number."""
         if isinstance(self.request, Watch):
-            self._watches.pop(self.request.prefix, None)
+            self._watches.end(self.request.prefix)
             self._asked_watches.pop(self._number, None)
-            self._confirmed.discard(self.request.prefix)
         self.request = None
-
-    def _forget_events(self) -> None:
-        self._untaken = []
 
     # Watches.
 
     def _send_watch(self, prefix: str, revision: int) -> None:
         self._number += 1
         self._asked_watches[self._number] = prefix
-        self._confirmed.discard(prefix)
         self.connection.send_up(("ask", self._number, Watch(prefix, revision)))
 
     def told_through(self) -> int:
         """Up to which revision this node has been told all that nodes say; what a leader may be expected to know."""
-        return self._watches.get("up/", 0) - 1
+        watch = self._watches._watches.get("up/")
+        return watch.next_revision - 1 if watch is not None else -1
 
-    def _add(self, events: list[Event], through: int, prefixes: set[str]) -> None:
-        for event in events:
-            prefix = event.key[: event.key.index("/") + 1]
-            if prefix in prefixes and event.revision >= self._watches[prefix]:
-                self._untaken.append(event)
-        for prefix in prefixes:
-            if self._watches[prefix] <= through:
-                self._watches[prefix] = through + 1
-        if self._untaken:
+    def _pump_if_news(self) -> None:
+        if self._watches.has_untaken:
             self.pump()
 
     def _compacted(self, number: int, prefix: str) -> None:
         """While we were away too much has changed: everything is read again."""
         self.world.tally["histories too short"] += 1
-        del self._watches[prefix]
+        self._watches.end(prefix)
         self._asked_watches.pop(number, None)
-        self._confirmed.discard(prefix)
         if number == self._number:
             self.request = None
         if self.participant is not None:
@@ -174,10 +180,15 @@ class Driver(Line):
 
     # The participant.
 
+    def tell(self, saying: Callable[[Participant], None]) -> None:
+        """What the agent says; where there is no session, the next one's participant is told."""
+        self._sayings.append(saying)
+        self.pump()
+
     def _replied(self, number: int, answer: object) -> None:
         prefix = self._asked_watches.pop(number, None)
-        if prefix in self._watches:  # it may have been forgotten meanwhile
-            self._confirmed.add(prefix)
+        if prefix is not None:
+            self._watches.confirm(prefix)
         if number == self._number and self.request is not None:
             request, self.request = self.request, None
             self.participant.replied(request, answer, self.agent.time())
@@ -201,11 +212,12 @@ class Driver(Line):
         if participant is None:
             return False
         now = self.agent.time()
-        if self._untaken and (self.request is None or self.setup.is_eager):
-            events, self._untaken = self._untaken, []
-            for event in events:
+        if self.request is None or self.setup.is_eager:
+            while self._sayings:
+                self._sayings.popleft()(participant)
+            for event in self._watches.take():
                 participant.see(event, now)
-        self._renew_licence(participant)
+        self._renew_licence()
         news = participant.take_news()
         if news:
             if any(isinstance(one, Seated) for one in news):
@@ -220,19 +232,17 @@ class Driver(Line):
         self._ask(request, now)
         return False
 
-    def _renew_licence(self, participant: Participant) -> None:
+    def _renew_licence(self) -> None:
         """As `rendezvous.driver` does, with each word of the store."""
-        if participant.seat is None:
-            self.agent.licence = 0.0
-        elif not participant.is_returning:
-            self.agent.licence = self.valid_until()
+        until = self.tenure.licence_until(self.valid_until()) if self.tenure is not None else NO_LICENCE
+        if until is not None:
+            self.agent.licence = until
 
     def _ask(self, request: object, now: float) -> None:
         self.request, self._asked_at = request, now
         self.world.tally["requests"] += 1
         if isinstance(request, Watch):
-            self._watches[request.prefix] = request.from_revision
-            self._untaken = [event for event in self._untaken if not event.key.startswith(request.prefix)]
+            self._watches.begin(request.prefix, request.from_revision)
             self._send_watch(request.prefix, request.from_revision)
             return
         if isinstance(request, Transaction):

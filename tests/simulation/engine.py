@@ -1,4 +1,4 @@
-"""The coordination store in the simulated cluster: a real keyspace, on a clock of its own, behind a loop that can be away.
+"""The coordination store in the simulated cluster: a real keyspace, real sessions, a clock of its own, and a loop that may pause.
 
 In *embedded* mode it lives in the process of one agent: it stops when that is stopped, and dies with it; wardens testify to it.
 In *replicated* mode it is a cluster of its own, that may be unavailable for a while but loses nothing, and that knows no other
@@ -10,6 +10,7 @@ from __future__ import annotations
 from tests.simulation.network import FIN, Connection, Link
 from tests.simulation.world import Clock, Violation, World
 
+from rallypoint.coordination.embedded.service import Session, Sessions
 from rallypoint.coordination.keyspace import Compacted, Keyspace, UnknownLease
 from rallypoint.coordination.model import Event, Read, Transaction, Watch
 
@@ -17,19 +18,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from tests.simulation.oracle import Oracle
 
-__all__ = ["Engine", "Session"]
+__all__ = ["Engine"]
 
 FORGIVEN_S = 0.5  # an absence that is longer is the store's own fault
-
-
-class Session:
-    """Whose lease that is, and over which connection it was heard of last."""
-
-    __slots__ = ("connection", "lease")
-
-    def __init__(self, lease: int, connection: Connection) -> None:
-        self.lease = lease
-        self.connection: Connection | None = connection
 
 
 class Engine:
@@ -46,7 +37,8 @@ class Engine:
         self._inbox: list[tuple[Connection, tuple[object, ...]]] = []
         self._turn_is_due = False
         self._watchers: dict[str, dict[Connection, None]] = {"down/": {}, "up/": {}}
-        self._sessions: dict[int, Session] = {}
+        self._sessions = Sessions(self.keyspace)
+        self._tokens = 0
         self._connections: dict[Connection, None] = {}
         self._tick_at = float("inf")
         self._away_since: float | None = None
@@ -62,7 +54,11 @@ class Engine:
         return "refused" if self.is_dead else "open"
 
     def accept(self, connection: Connection) -> None:
+        """Whoever is welcome has a session, with a token that only its owner knows."""
         self._connections[connection] = None
+        self._tokens += 1
+        connection.session = Session(str(self._tokens))
+        connection.session.connection = connection
 
     @property
     def is_away(self) -> bool:
@@ -172,25 +168,27 @@ class Engine:
         if kind == "keep":
             lease = message[1]
             self._heard[lease] = self.world.now - self._absences_s
-            session = connection.session
-            is_kept = (self.is_replicated or (session is not None and session.lease == lease)) and self.keyspace.keep_alive(
-                lease, now
-            )
-            connection.send_down(("kept", is_kept, message[2]))
+            is_kept = self._keep(connection.session, lease, now)
+            connection.send_down(("kept", is_kept, message[2], lease))
         elif kind == "ask":
             self._answer(connection, message[1], message[2])
         elif kind == "grant":
-            lease = self.keyspace.grant(message[1], now)
+            lease = self._sessions.grant(connection.session, message[1], now)
             self._heard[lease] = self.world.now - self._absences_s
-            connection.session = self._sessions[lease] = Session(lease, connection)
             connection.send_down(("granted", lease, message[2]))
         elif kind == "resume":
-            self._resume(connection, message[1], message[2], now)
+            self._resume(connection, *message[1:], now)
         elif kind == "vouch":
             self.keyspace.vouch(message[1])
         elif kind == "fin":
             connection.server_open = False
-            self._on_gone(connection)
+            self._on_gone(connection, now)
+
+    def _keep(self, session: Session, lease: int, now: float) -> bool:
+        """A cluster does not mind who keeps a lease alive."""
+        if self.is_replicated:
+            return self.keyspace.keep_alive(lease, now)
+        return session.lease == lease and self._sessions.keep(session, now)
 
     def _answer(self, connection: Connection, number: int, request: object) -> None:
         if isinstance(request, Transaction):
@@ -219,25 +217,23 @@ class Engine:
         connection.send_down(("reply", number, None, request), is_event=True)
         connection.send_down(("past", prefix, self.keyspace.revision, past), is_event=True)
 
-    def _resume(self, connection: Connection, lease: int, sent_at: float, now: float) -> None:
+    def _resume(self, connection: Connection, token: str, sent_at: float, lease: int, now: float) -> None:
         self._heard[lease] = self.world.now - self._absences_s
-        session = self._sessions.get(lease)
-        is_kept = session is not None and self.keyspace.resume(lease, now)
-        if is_kept:
-            old = session.connection
+        known = self._sessions.resume(token, now)
+        if known is not None:
+            old = known.connection
             if old is not None and old is not connection and not self.is_replicated:
                 old.server_open = False  # it is replaced
                 self._forget(old)
-            session.connection = connection
-            connection.session = session
-        connection.send_down(("resumed", is_kept, sent_at))
+            known.connection, connection.session = connection, known
+        connection.send_down(("resumed", known is not None, sent_at, lease))
 
-    def _on_gone(self, connection: Connection) -> None:
+    def _on_gone(self, connection: Connection, now: float) -> None:
         """Its connection has ended, which says nothing about its owner."""
         self._forget(connection)
         session = connection.session
         if session is not None and session.connection is connection:
-            session.connection = None
+            self._sessions.leave(session, now)
 
     def _forget(self, connection: Connection) -> None:
         self._connections.pop(connection, None)

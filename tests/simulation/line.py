@@ -1,6 +1,7 @@
 """One agent's connection to the store and its lease: dialling, breaks, the fence, and when to give up.
 
-It does what `coordination.embedded.line` and `coordination.held_lease` do. What is said over it is in `driver`.
+It does what `coordination.embedded.line` does; the lease, the watches that survive a break and what decides about the session
+(`protocol.tenure`) are the real ones. What is said is in `driver`.
 """
 
 from __future__ import annotations
@@ -10,7 +11,10 @@ from collections.abc import Callable
 from tests.simulation.network import Connection
 
 from rallypoint.coordination import fence
+from rallypoint.coordination.embedded.client import Watches
+from rallypoint.coordination.held_lease import HeldLease
 from rallypoint.protocol.participant import Former, Participant
+from rallypoint.protocol.tenure import Patience, Tenure
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -29,7 +33,6 @@ class Line:
     """The connection of one agent, and what it knows of its lease."""
 
     pump: Callable[[], None]
-    _forget_events: Callable[[], None]
     _forget_request: Callable[[], None]
     _forget_grant: Callable[[], None]
     _send_watch: Callable[[str, int], None]
@@ -37,53 +40,71 @@ class Line:
     def __init__(self, agent: Agent) -> None:
         self.agent, self.world, self.clock = agent, agent.world, agent.clock
         self.engine, self.link, self.setup = agent.engine, agent.link, agent.setup
-        self.participant: Participant | None = None
+        self.tenure: Tenure | None = None
+        self.patience = Patience(self.setup.ttl_s, STORE_TIMEOUT_S, REFUSAL_TIMEOUT_S)
+        self.is_over = False  # there is no store any more
         self.connection: Connection | None = None
-        self.lease = 0
-        self.renewed_at = 0.0  # when the last keepalive was sent that was answered
+        self.held: HeldLease | None = None
+        self._token = ""  # of the session whose lease that is
         self._is_up = False  # the lease was granted, or taken up, on this connection
-        self._watches: dict[str, int] = {}  # what is watched, and the next revision to be told
-        self._confirmed: set[str] = set()
+        self._watches = Watches()
         self._asked_watches: dict[int, str] = {}
-        self._silent_since = NEVER
         self._unreachable_since: float | None = None
         self._refused_since: float | None = None
         self._trouble = ""
         self._dials = self._failures = self._session = 0
         self._fence_at = self._wake_at = NEVER
         self.former: Former | None = None
-        self.returns_until = -NEVER
+
+    @property
+    def participant(self) -> Participant | None:
+        return self.tenure.participant if self.tenure is not None else None
 
     # The lease, as this node sees it.
 
+    @property
+    def lease(self) -> int:
+        return self.held.number if self.held is not None else 0
+
     def valid_until(self) -> float:
-        if not self.lease:
+        """As the engines have it: where the fence is longer than a lease, what that was good for counts after its end too."""
+        if self.held is None:
             return NEVER
-        return self.renewed_at + self.setup.fence_s
+        return self.may_return_until() if self.setup.is_replicated else self.held.valid_until()
+
+    def may_return_until(self) -> float:
+        if self.held is None or not self.setup.is_replicated:
+            return -NEVER
+        return self.held.renewed_until() + self.setup.fence_s - self.held.ttl_s
 
     def check_fence(self) -> bool:
         """Whether all is well; if not, what follows from that has been done."""
-        participant = self.participant
-        if participant is not None and participant.why_fenced:
-            self.end_session(participant.why_fenced)
-            return False
-        if participant is not None and participant.is_returning and self.agent.time() >= self.returns_until:
-            self.world.tally["fences"] += 1
-            self.end_session("it was not confirmed in time that this node is back")
-            return False
-        connection = fence.Connection(self.valid_until(), self._unreachable_since, self._refused_since, self._trouble)
-        match fence.judge(connection, STORE_TIMEOUT_S, REFUSAL_TIMEOUT_S, self.agent.time()):
+        match self._judge(self.agent.time()):
             case fence.Fence(why):
                 self.world.tally["fences"] += 1
                 self.end_session(why)
                 return False
             case fence.GiveUp(why):
                 self.world.tally["stores given up"] += 1
-                self.agent.give_up(why)
+                self._give_up(why)
                 return False
             case fence.Hold(wake_at):
                 self._arm_fence(self.clock.when(wake_at))
         return True
+
+    def _judge(self, now: float) -> fence.Hold | fence.Fence | fence.GiveUp:
+        connection = fence.Connection(self.valid_until(), self._unreachable_since, self._refused_since, self._trouble)
+        if self.tenure is not None:
+            return self.tenure.judge(connection, now)
+        return fence.judge(connection, self.patience.store_timeout_s, self.patience.refusal_timeout_s, now)
+
+    def _give_up(self, why: str) -> None:
+        """The thread ends, and nobody dials any more."""
+        self.is_over = True
+        self._session += 1
+        self.close()
+        self.tenure, self.held = None, None
+        self.agent.give_up(why)
 
     def _arm_fence(self, at: float) -> None:
         if at < self._fence_at:
@@ -106,17 +127,25 @@ class Line:
         self.world.note(self.agent.name, "session over", why)
         self.close()
         self._session += 1
-        if self.participant is not None:
-            self.former = self.participant.former
-        self.participant, self.lease = None, 0
-        self._watches = {}
-        self._forget_events()
-        self._silent_since = self._wake_at = NEVER
+        tenure, self.tenure, self.held = self.tenure, None, None
+        self._watches = Watches()
+        self._wake_at = NEVER
         if self._unreachable_since is None:
             self._unreachable_since = self.agent.time()
-        self.agent.fenced(why)
+        if tenure is not None:
+            self._part_with(tenure, why)
         if self.agent.is_alive:
             self.dial()
+
+    def _part_with(self, tenure: Tenure, why: str) -> None:
+        """Workers go first; what was learned before is passed on before that is."""
+        ending = tenure.end()
+        self.former = ending.former
+        if ending.had_seat:
+            self.agent.end_licence()
+        self.agent.hear(list(tenure.participant.take_news()))
+        if ending.had_seat:
+            self.agent.fenced(why)
 
     def close(self) -> None:
         connection, self.connection = self.connection, None
@@ -129,6 +158,8 @@ class Line:
     # Connecting.
 
     def dial(self) -> None:
+        if self.is_over:
+            return
         self._dials += 1
         answer = self.engine.answers_dial(self.link)
         delay_s = CONNECT_TIMEOUT_S if answer == "silent" else 2 * self.link.latency_s(self.world)
@@ -157,13 +188,13 @@ class Line:
         self._unreachable_since = self._refused_since = None
         self.connection = Connection(self.world, self.link, self, self.engine)
         self.engine.accept(self.connection)
-        self._confirmed.clear()
         self._asked_watches.clear()
-        if self.lease:
-            self.connection.send_up(("resume", self.lease, now))
-            for prefix, revision in self._watches.items():
+        if self.held is not None:
+            self.connection.send_up(("resume", self._token, now, self.lease))
+            for prefix, revision in self._watches.renew():
                 self._send_watch(prefix, revision)
         else:
+            self._token = self.connection.session.token
             self.connection.send_up(("grant", self.setup.ttl_s, now))
             self.world.after(HANDSHAKE_S, self._not_granted, self.connection)
 
@@ -179,7 +210,8 @@ class Line:
         self.world.note(self.agent.name, "connection broke", why)
         self.world.tally["breaks"] += 1
         now = self.agent.time()
-        self._silent_since = NEVER
+        if self.held is not None:
+            self.held.note_break()
         self._unreachable_since, self._trouble = now, why
         self.close()
         if self.check_fence():

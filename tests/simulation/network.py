@@ -11,8 +11,10 @@ from rallypoint.coordination.model import EndLease, Request, Transaction
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from tests.simulation.driver import Driver
-    from tests.simulation.engine import Engine, Session
+    from tests.simulation.engine import Engine
     from tests.simulation.world import World
+
+    from rallypoint.coordination.embedded.service import Session
 
 __all__ = ["FIN", "Connection", "Link"]
 

@@ -12,6 +12,7 @@ from tests.simulation.world import Violation, World
 from rallypoint.coordination.keyspace import Keyspace
 from rallypoint.coordination.model import Event, Item, Put
 from rallypoint.protocol import job_records as job
+from rallypoint.protocol import news
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -215,6 +216,12 @@ class Oracle:
         self.notice("seat")
         if self.generations.get(seat.generation) != generation or self.seats[seat.generation].get(agent.node_id) != seat:
             raise Violation(f"{agent.name} took {seat} of {generation}, which is not what was formed")
+
+    def takes_seat(self, agent: Agent, seat: job.Seat) -> None:
+        """No workers are started for a generation that their agent was told to be over."""
+        for word in agent.words:
+            if isinstance(word, news.Fenced) or (isinstance(word, news.Regroup) and word.generation == seat.generation):
+                raise Violation(f"{agent.name} takes its seat in generation {seat.generation}, but was told: {word}")
 
     def signal_sent(self, agent: Agent, put: Put, is_own: bool) -> None:
         """A member that is done, as far as the leader was told, is no loss, and lets nobody join any more; nor does it matter

@@ -13,13 +13,16 @@ from tests.simulation.network import Connection
 from tests.simulation.planting import BUGS, Patches, bug, planted
 
 from rallypoint.coordination import keyspace
+from rallypoint.coordination.embedded.client import Watches
+from rallypoint.coordination.held_lease import HeldLease
 from rallypoint.coordination.model import Compare, Outcome, Put, Transaction
-from rallypoint.protocol import generation, leader, seating
+from rallypoint.protocol import generation, leader, news, seating, session
 from rallypoint.protocol import job_records as job
 from rallypoint.protocol.generation import Current, Gone, Policy
 from rallypoint.protocol.leader import Forming, Leader, Roster
 from rallypoint.protocol.participant import Membership, Participant
 from rallypoint.protocol.restarts import Again, Purse
+from rallypoint.protocol.tenure import Tenure
 
 __all__ = ["BUGS", "planted"]
 
@@ -218,6 +221,37 @@ def departs_although_it_is_done() -> Patches:
     return [(Membership, "_is_missed", lambda self, seat: self.board.number == seat.generation and self.board.signal() is None)]
 
 
+# What a session makes of what it hears.
+
+
+@bug
+def seat_of_a_generation_that_is_over() -> Patches:
+    return [(session, "_offered", lambda seated, behind: (session.Member(seated), (session.TakeSeat(seated),)))]
+
+
+@bug
+def waits_for_a_seat_after_the_end() -> Patches:
+    """What was said already is not said again: it would wait for ever."""
+    return [(session, "_asked", lambda state: (session.Waiting(), (session.SayReady(),)))]
+
+
+@bug
+def stays_after_the_end_of_the_job() -> Patches:
+    def after(state, word):
+        return state if isinstance(state, session.Staying) and isinstance(word, news.Ended) else real(state, word)
+
+    real = session._after
+    return [(session, "_after", after)]
+
+
+@bug
+def who_is_asked_to_go_closes_the_job() -> Patches:
+    def departure(why, me):
+        return session.SayClosed("finished", why)
+
+    return [(session, "_departure", departure)]
+
+
 # What the shell does.
 
 
@@ -228,11 +262,31 @@ def never_fenced() -> Patches:
 
 @bug
 def fence_counted_from_the_answer() -> Patches:
-    def kept(self, is_kept, sent_at):
-        real(self, is_kept, self.agent.time())
+    def kept(self, is_kept, sent_at, lease):
+        real(self, is_kept, self.agent.time(), lease)
 
     real = Driver._kept
     return [(Driver, "_kept", kept)]
+
+
+@bug
+def lease_counted_from_the_next_keepalive() -> Patches:
+    """Whatever was answered, and whenever it was sent, it counts from when the next one is due."""
+
+    def note_answer(self, sent_at, is_kept):
+        real(self, self.keep_at, is_kept)
+
+    real = HeldLease.note_answer
+    return [(HeldLease, "note_answer", note_answer)]
+
+
+@bug
+def lease_lives_on_when_it_is_lost() -> Patches:
+    def note_answer(self, sent_at, is_kept):
+        real(self, sent_at, True)
+
+    real = HeldLease.note_answer
+    return [(HeldLease, "note_answer", note_answer)]
 
 
 @bug
@@ -272,11 +326,11 @@ def lost_answer_taken_for_success() -> Patches:
 
 @bug
 def watch_resumed_one_too_late() -> Patches:
-    def send_watch(self, prefix, revision):
-        real(self, prefix, revision + (self.request is None))
+    def renew(self):
+        return [(prefix, revision + 1) for prefix, revision in real(self)]
 
-    real = Driver._send_watch
-    return [(Driver, "_send_watch", send_watch)]
+    real = Watches.renew
+    return [(Watches, "renew", renew)]
 
 
 # Proof: a member is replaced only when its workers are surely gone.
@@ -299,18 +353,15 @@ def v1_who_does_not_stop_in_time_is_replaced() -> Patches:
 def v2_the_fence_waits_for_the_main_thread() -> Patches:
     """V2: the thread that notices only tells the one that kills, and nobody else does."""
 
-    def fenced(self, why):
-        self._hear_of_fence(why)
-
-    return [(Agent, "fenced", fenced), (Agent, "_look_at_licence", lambda self, group: None)]
+    return [(Agent, "end_licence", lambda self: None), (Agent, "_look_at_licence", lambda self, group: None)]
 
 
 @bug
 def v4_a_closed_connection_is_taken_for_death() -> Patches:
     """V4: after a grace of 0.3 s the store ends the lease of whoever has not come back, as if somebody had vouched."""
 
-    def on_gone(self, connection):
-        real(self, connection)
+    def on_gone(self, connection, now):
+        real(self, connection, now)
         session = connection.session
         if session is not None and session.connection is None and not self.is_replicated:
             self.world.after(0.3, drop, self, session)
@@ -334,10 +385,18 @@ def v5_the_warden_holds_no_licence() -> Patches:
 def licence_renewed_without_a_seat() -> Patches:
     """A new session then lets the workers of the last one run."""
 
-    def renew(self, participant):
-        self.agent.licence = self.valid_until()
+    return [(Tenure, "licence_until", lambda self, valid_until: valid_until)]
 
-    return [(Driver, "_renew_licence", renew)]
+
+@bug
+def licence_outlives_its_session() -> Patches:
+    """Whoever was expelled, or not heard of in time, is part of nothing any more, and its workers run on."""
+
+    def end(self):
+        return real(self).replace(had_seat=False)
+
+    real = Tenure.end
+    return [(Tenure, "end", end)]
 
 
 @bug

@@ -118,7 +118,7 @@ class Crowd:
         for index, member in enumerate(self.members[1:], 1):
             member.failed(self._report(index, "Connection reset by peer"))
         self.run()
-        self._expect(news.Stop)
+        self._expect(news.Regroup)
         for member in self.members:
             member.ready(self.now, 29500)
         self.run()

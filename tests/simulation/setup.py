@@ -38,6 +38,7 @@ class Setup:
         self.late_faults = world.below(4)
         self.loses_host = not self.is_replicated and world.chance(0.06)
         self.is_closed = world.chance(0.04)
+        self.exit_barrier_s = world.choice((300.0, 300.0, 2.0))  # for how long whoever is done waits for the others
         self.hints = world.choice(("none", "none", "none", "found", "explicit"))
         self.roles = world.choice((("default",), ("default",), ("trainer", "reader")))
         self.is_uneven = world.chance(0.3)

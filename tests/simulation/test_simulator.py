@@ -25,7 +25,7 @@ HAPPENS = (
     "jobs closed", "jobs failed", "jobs finished", "jobs host_left", "leases lost", "licences over",
     "nodes back within their fence", "nodes deleted", "nodes expelled", "nodes expired", "nodes vouched", "refused",
     "replies lost", "requests lost", "restarts", "second holders refused", "sick nodes", "starts refused by the warden",
-    "stores given up", "testimonies", "timedout",
+    "stays for the workers of others", "stores given up", "testimonies", "timedout",
 )  # fmt: skip
 
 

@@ -88,7 +88,7 @@ def test_a_failure_is_told_even_if_the_node_is_ready_again_before_it_can_be() ->
     stage.ready("b")
     assert stage.kinds("a") == ["Seated"]
     stage.settle()
-    assert stage.kinds("a") == ["Stop"]
+    assert stage.kinds("a") == ["Regroup"]
     stage.ready("a")
     stage.settle()
     assert stage.generation().number == 2

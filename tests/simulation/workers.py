@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from tests.simulation.world import Clock, World
 
-from rallypoint.protocol import agent_machine
+from rallypoint.protocol import agent_machine, session
 from rallypoint.protocol import job_records as job
 from rallypoint.protocol.failure_reports import NodeReport, WorkerFailure
 
@@ -43,9 +43,10 @@ class WorkerHost:
     main_can: Callable[..., bool]
     time: Callable[[], float]
     clock: Clock
-    may_be_ready: Callable[[], None]
+    listen: Callable[[], None]
+    _ask: Callable[[], None]
     _observe: Callable[[agent_machine.Observation], None]
-    _tell_end: Callable[[], None]
+    _step: Callable[[session.Observation], None]
     _leave: Callable[[], None]
 
     def __init__(self) -> None:
@@ -57,11 +58,10 @@ class WorkerHost:
         self._group = 0  # which group of workers, so that what was planned for another is void
         self._dead_group = 0  # the last that was killed without its agent's doing
         self._is_stopping = self._is_killing = self._is_starting = False
-        self._stop_why = ""
 
     def _start(self, generation: int) -> None:
         self._group += 1
-        self._is_starting, self._is_stopping, self._is_killing, self._stop_why = True, False, False, ""
+        self._is_starting, self._is_stopping, self._is_killing = True, False, False
         if self.time() < self.licence and not self.warden_is_stopped:
             self.workers = generation
             self.world.note(self.name, "starts workers", generation)
@@ -79,10 +79,9 @@ class WorkerHost:
         self._is_starting = False
         self._observe(agent_machine.Started())
         self.world.after(self.setup.work_s(self.world), self._succeed, group)
+        self.listen()
         if group == self._dead_group:
             self._hear_of_expiry(group)
-        elif self._stop_why:
-            self._observe(agent_machine.Regroup(self._stop_why))
 
     # The warden.
 
@@ -123,6 +122,7 @@ class WorkerHost:
 
     def _hear_of_expiry(self, group: int) -> None:
         if group == self._group and not self._is_stopping and self.is_alive and self.main_can(self._hear_of_expiry, group):
+            self._step(session.Expired())
             self._observe(agent_machine.Fenced("the licence of the workers is over"))
 
     # What becomes of them.
@@ -136,7 +136,7 @@ class WorkerHost:
             self.workers = 0
         if self.main_can(self._succeed, group):
             self._observe(agent_machine.Succeeded())
-            self._tell_end()
+            self.listen()
 
     def fail(self, group: int, exitcode: int, message: str) -> None:
         """One worker fails, as long as this group runs."""
@@ -146,11 +146,8 @@ class WorkerHost:
             return
         self.world.note(self.name, "a worker fails", (self.workers, message))
         self.oracle.worker_failed(self, self.workers)
-        seat, participant = self.seat, self.driver.participant
-        failure = WorkerFailure(seat.first_rank, 0, self.record.role, self.record.name, 77, exitcode, message, 0.0)
-        if participant is not None:
-            participant.failed(NodeReport(self.record.name, 0, (failure,)))
-            self.driver.pump()
+        failure = WorkerFailure(self.seat.first_rank, 0, self.record.role, self.record.name, 77, exitcode, message, 0.0)
+        self._step(session.Failed(NodeReport(self.record.name, 0, (failure,))))
         self._observe(agent_machine.Failed(message, None))
 
     @property
@@ -167,7 +164,7 @@ class WorkerHost:
         elif not self._is_stopping:
             self._is_stopping = True
             delay_s = self.world.between(0.001, self.setup.grace_s) if self.workers else 0.0
-            if self.is_stubborn:
+            if self.is_stubborn and self.workers:
                 delay_s, self.is_stubborn = delay_s + self.world.between(5.0, 45.0), False
             self.world.after(delay_s, self._workers_gone, self._group)
 
@@ -191,11 +188,8 @@ class WorkerHost:
             self._stopped()
 
     def _stopped(self) -> None:
-        self.seat = None
         if self.is_leaving:
             self._leave()
             return
         self._observe(agent_machine.Stopped())
-        self._tell_end()
-        self.may_be_ready()
-        self.driver.pump()
+        self._ask()

@@ -5,14 +5,14 @@ when it *sent* the last keepalive that was answered, and the lease cannot end be
 it is *fenced*: its workers are killed at once, without grace, and it joins anew as soon as it can.
 
 A store that stays silent for too long ends the node. One whose host refuses connections has ended itself, so that takes
-much less time.
+much less time; but only for a node that has known it, since a host may be started later than others.
 """
 
 from __future__ import annotations
 
 from rallypoint.base.records import Value
 
-__all__ = ["Connection", "Fence", "GiveUp", "Hold", "judge"]
+__all__ = ["Connection", "Fence", "GiveUp", "Hold", "NotReached", "judge", "judge_joining"]
 
 
 class Connection(Value):
@@ -38,6 +38,12 @@ class GiveUp(Value):
     why: str
 
 
+class NotReached(Value):
+    """There was no store in all the time that there is for joining."""
+
+    why: str
+
+
 def judge(connection: Connection, store_timeout_s: float, refusal_timeout_s: float, now: float) -> Hold | Fence | GiveUp:
     """What follows for a node that has, or wants, a lease. A fence comes before the end: workers go first."""
     if now >= connection.valid_until:
@@ -54,3 +60,19 @@ def judge(connection: Connection, store_timeout_s: float, refusal_timeout_s: flo
         if now >= at:
             return GiveUp(why)
     return Hold(min([connection.valid_until, *(at for at, _ in ends)]))
+
+
+def judge_joining(
+    where: str, connection: Connection, is_known: bool, timeout_s: float, refusal_timeout_s: float, now: float
+) -> Hold | NotReached | GiveUp:
+    """What follows for a node that has tried to join, or to join anew, since the store was out of reach."""
+    since, refused_since = connection.unreachable_since, connection.refused_since if is_known else None
+    if since is not None and now >= since + timeout_s:
+        return NotReached(f"the coordination store at {where} was not reached within {timeout_s:g} s: {connection.trouble}")
+    if refused_since is not None and now >= refused_since + refusal_timeout_s:
+        return GiveUp(
+            f"the coordination store at {where} is gone: its host has refused connections for {refusal_timeout_s:g} s; the agent"
+            " there has ended or was killed, and the job ends with it"
+        )
+    ends = [at + limit_s for at, limit_s in ((since, timeout_s), (refused_since, refusal_timeout_s)) if at is not None]
+    return Hold(min(ends, default=connection.valid_until))

@@ -98,9 +98,10 @@ class Failed(Value):
 
 
 class Regroup(Value):
-    """The generation is over, for a reason that lies elsewhere."""
+    """The generation of this number is over, for a reason that lies elsewhere: workers have to go, and a new one will come."""
 
     why: str
+    generation: int = 0
 
 
 class Fenced(Value):

@@ -1,11 +1,16 @@
-"""What a node learns from the others that its agent has to act on, or should say."""
+"""What a node learns from the others that its agent has to act on, or should say.
+
+`News` come from the participant. Whoever drives it adds what the silence of the store means: `Fenced` and `Lost`. What an agent
+with workers has to know goes by the same name here and in `agent_machine`.
+"""
 
 from __future__ import annotations
 
 from rallypoint.base.records import Value
 from rallypoint.protocol import job_records as job
+from rallypoint.protocol.agent_machine import Fenced, Regroup
 
-__all__ = ["Ended", "News", "Progress", "Refused", "Seated", "Stop", "TimedOut"]
+__all__ = ["Ended", "Fenced", "Lost", "News", "Progress", "Refused", "Regroup", "Seated", "TimedOut", "Word"]
 
 
 class Seated(Value):
@@ -13,13 +18,6 @@ class Seated(Value):
 
     seat: job.Seat
     generation: job.Generation
-
-
-class Stop(Value):
-    """The generation in which this node has a seat is over; its workers have to go, and a new one will come."""
-
-    generation: int
-    signal: job.Signal
 
 
 class Ended(Value):
@@ -42,4 +40,11 @@ class Progress(Value):
     text: str
 
 
-News = Seated | Stop | Ended | Refused | TimedOut | Progress
+class Lost(Value):
+    """There is no store any more that we could take part in a job through."""
+
+    error: Exception
+
+
+News = Seated | Regroup | Ended | Refused | TimedOut | Progress
+Word = News | Fenced | Lost

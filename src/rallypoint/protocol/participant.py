@@ -43,7 +43,7 @@ from rallypoint.protocol.board import Board
 from rallypoint.protocol.failure_reports import NodeReport, bounded, encode_report
 from rallypoint.protocol.generation import Policy
 from rallypoint.protocol.leader import STATUS_INTERVAL_S, Leader
-from rallypoint.protocol.news import Ended, News, Progress, Refused, Seated, Stop, TimedOut
+from rallypoint.protocol.news import Ended, News, Progress, Refused, Regroup, Seated, TimedOut
 from rallypoint.protocol.restarts import RestartPolicy
 
 TYPE_CHECKING = False
@@ -466,4 +466,4 @@ class Participant(Membership):
         signal = self.board.signals.get(seat.generation)
         if signal is not None and signal.is_stop:
             self._stopped = seat.generation
-            self._news.append(Stop(seat.generation, signal))
+            self._news.append(Regroup(signal.why, seat.generation))

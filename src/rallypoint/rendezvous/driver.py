@@ -1,8 +1,8 @@
 """The thread that carries on a node's part in a job, whatever its agent is busy with.
 
 It owns the connection to the coordination store, and drives a `protocol.participant.Participant` over it: one request at a time,
-events as they come, keepalives when they are due. When the store is silent for too long, `coordination.fence` says so; then the
-session is over, and a new one begins, under a new number.
+events as they come, keepalives when they are due. `protocol.tenure` says when a session is over; then a new one begins, under a
+new number.
 
 It also keeps the workers' licence: with each word of the store it writes down until when they may run. If this thread hangs, or
 the whole process does, the warden ends them by that.
@@ -18,7 +18,6 @@ from collections import deque
 from collections.abc import Callable
 
 from rallypoint.base import report
-from rallypoint.base.records import Value
 from rallypoint.coordination import fence
 from rallypoint.coordination.engine import (
     CompactedError,
@@ -36,34 +35,15 @@ from rallypoint.processes.context import wait_readable
 from rallypoint.processes.licence import Licence
 from rallypoint.protocol import news
 from rallypoint.protocol.participant import Former, Participant
+from rallypoint.protocol.tenure import NO_LICENCE, Patience, Tenure
 
-__all__ = ["Driver", "Fenced", "Lost", "Patience", "Word"]
+__all__ = ["Driver", "Saying"]
 
 REQUEST_TIMEOUT_S = 10.0
 RETRY_S = 0.2
 
 
-class Patience(Value):
-    """How long a lease is, and how long a store may be silent, or refuse us, until we give up."""
-
-    lease_s: float
-    store_timeout_s: float
-    refusal_timeout_s: float
-
-
-class Fenced(Value):
-    """The others may take us for dead."""
-
-    why: str
-
-
-class Lost(Value):
-    """There is no store any more that we could take part in a job through."""
-
-    error: Exception
-
-
-Word = Callable[[Participant], None]
+Saying = Callable[[Participant], None]
 
 
 class Driver:
@@ -75,13 +55,12 @@ class Driver:
         self._connect = connect
         self._patience = patience
         self._licence = licence
-        self._licence.extend(0.0)
+        self._licence.extend(NO_LICENCE)
         self.kill_workers: Callable[[], None] = lambda: None  # at once, from whatever thread
         self.former: Former | None = None  # what the next session is to vouch for
-        self._returns_until = float("-inf")
         self._lock = threading.Lock()
-        self._words: deque[Word] = deque()
-        self._heard: deque[news.News | Fenced | Lost] = deque()
+        self._sayings: deque[Saying] = deque()
+        self._heard: deque[news.Word] = deque()
         self._bell = WakeFd()  # wakes this thread
         self._out = WakeFd()  # wakes the agent
         self._fenced = WakeFd()  # says that workers must not run
@@ -103,13 +82,13 @@ class Driver:
 
         self.tell(say)
 
-    def tell(self, word: Word) -> None:
+    def tell(self, saying: Saying) -> None:
         """Let the participant be told something; in the order of calls."""
-        self._words.append(word)
+        self._sayings.append(saying)
         self._bell.set()
 
-    def take(self) -> news.News | Fenced | Lost | None:
-        """The oldest news that has not been taken."""
+    def take(self) -> news.Word | None:
+        """The oldest word that has not been taken."""
         self._out.clear()
         with self._lock:
             heard = self._heard.popleft() if self._heard else None
@@ -117,7 +96,7 @@ class Driver:
                 self._out.set()
         return heard
 
-    def peek(self) -> tuple[news.News | Fenced | Lost, ...]:
+    def peek(self) -> tuple[news.Word, ...]:
         with self._lock:
             return tuple(self._heard)
 
@@ -166,7 +145,7 @@ class Driver:
 
     def _lose(self, error: Exception) -> None:
         self._end_licence()
-        self._hear(Lost(error))
+        self._hear(news.Lost(error))
 
     def _live_one_session(self) -> bool:
         """Until the session ends; whether another one is to follow."""
@@ -178,21 +157,24 @@ class Driver:
         try:
             if self._ready_port is not None:
                 participant.ready(time.monotonic(), self._ready_port)
-            return self._drive(engine, participant)
+            return self._drive(engine, Tenure(participant, self._patience))
         finally:
             self._licence.entrust(None)
             engine.close()
 
-    def _drive(self, engine: Coordination, participant: Participant) -> bool:
+    def _drive(self, engine: Coordination, tenure: Tenure) -> bool:
+        participant = tenure.participant
         while True:
-            why = self._check(engine, participant)
-            if why is not None:
-                return self._end_session(participant, why)
+            match tenure.judge(engine.connection(), time.monotonic()):
+                case fence.Fence(why):
+                    return self._end_session(tenure, why)
+                case fence.GiveUp(why):
+                    raise StoreGoneError(why)
             is_reached = True
             try:
-                is_busy = self._turn_or_come_back(engine, participant)
+                is_busy = self._turn_or_come_back(engine, tenure)
             except LeaseLostError as error:
-                return self._end_session(participant, str(error))
+                return self._end_session(tenure, str(error))
             except UnreachableError:
                 is_busy = is_reached = False
                 if self._is_stopped:
@@ -201,67 +183,50 @@ class Driver:
                 participant.look_again()
                 is_busy = True
             except (StoreGoneError, RefusedError) as error:
-                self._end_session(participant, str(error))
+                self._end_session(tenure, str(error))
                 raise
-            self._renew_licence(engine, participant)
+            self._renew_licence(engine, tenure)
             self._pass_on(participant)
-            if self._is_stopped and not self._words and not self._has_to_say(participant):
+            if self._is_stopped and not self._sayings and not self._has_to_say(participant):
                 return False
             if not is_busy:
                 self._rest(engine, participant.wake_at() if is_reached else None)
 
-    def _check(self, engine: Coordination, participant: Participant) -> str | None:
-        """Why the session is over, if it is; gives up for good where there is no hope."""
-        patience = self._patience
-        if participant.why_fenced:
-            return participant.why_fenced
-        if participant.is_returning and time.monotonic() >= self._returns_until:
-            return "the coordination store did not confirm in time that this node is back"
-        match fence.judge(engine.connection(), patience.store_timeout_s, patience.refusal_timeout_s, time.monotonic()):
-            case fence.Fence(why):
-                return why
-            case fence.GiveUp(why):
-                raise StoreGoneError(why)
-        return None
-
-    def _turn_or_come_back(self, engine: Coordination, participant: Participant) -> bool:
+    def _turn_or_come_back(self, engine: Coordination, tenure: Tenure) -> bool:
         try:
-            return self._turn(engine, participant)
+            return self._turn(engine, tenure.participant)
         except LeaseLostError:
-            if not self._come_back(engine, participant):
+            if not self._come_back(engine, tenure):
                 raise
             return True
 
-    def _come_back(self, engine: Coordination, participant: Participant) -> bool:
+    def _come_back(self, engine: Coordination, tenure: Tenure) -> bool:
         """Our lease has ended: whether we have got a new one while we are still within our fence."""
-        if not participant.is_returning:
-            self._returns_until = engine.may_return_until()
-        while not self._is_stopped and (now := time.monotonic()) < self._returns_until:
+        returns_until = tenure.returns_until(engine.may_return_until())
+        while not self._is_stopped and (now := time.monotonic()) < returns_until:
             try:
-                lease = engine.grant(self._patience.lease_s, min(self._returns_until, now + REQUEST_TIMEOUT_S))
+                lease = engine.grant(self._patience.lease_s, min(returns_until, now + REQUEST_TIMEOUT_S))
             except (UnreachableError, LeaseLostError):  # also one that has run out while it was granted
-                self.wait(min(RETRY_S, max(0.0, self._returns_until - time.monotonic())))
+                self.wait(min(RETRY_S, max(0.0, returns_until - time.monotonic())))
             else:
-                participant.come_back(lease)
+                tenure.participant.come_back(lease)
                 return True
         return False
 
-    def _renew_licence(self, engine: Coordination, participant: Participant) -> None:
-        """Until when our workers may run. As long as it is not known that we are back, what we had before counts."""
-        if participant.seat is None:
-            self._licence.extend(0.0)
-        elif not participant.is_returning:
-            self._licence.extend(engine.valid_until())
+    def _renew_licence(self, engine: Coordination, tenure: Tenure) -> None:
+        until = tenure.licence_until(engine.valid_until())
+        if until is not None:
+            self._licence.extend(until)
 
     def _end_licence(self) -> None:
-        self._licence.extend(0.0)
+        self._licence.extend(NO_LICENCE)
         self.kill_workers()
 
     def _turn(self, engine: Coordination, participant: Participant) -> bool:
         """Take in what came, do the one thing that is next; whether there may be more to do."""
         self._bell.clear()
-        while self._words:
-            self._words.popleft()(participant)
+        while self._sayings:
+            self._sayings.popleft()(participant)
         now = time.monotonic()
         for event in engine.take_events():
             participant.see(event, now)
@@ -291,17 +256,18 @@ class Driver:
     def _has_to_say(self, participant: Participant) -> bool:
         return participant.is_leaving and not participant.has_left
 
-    def _end_session(self, participant: Participant, why: str) -> bool:
+    def _end_session(self, tenure: Tenure, why: str) -> bool:
         """We are not part of the job any more; if workers may run, that ends them."""
-        self.former = participant.former
-        if participant.seat is not None:
+        ending = tenure.end()
+        self.former = ending.former
+        if ending.had_seat:
             self._end_licence()
-        self._pass_on(participant)
-        if participant.is_stopping:  # our agent is busy with that, or stuck in it, and hears nothing
+        self._pass_on(tenure.participant)
+        if ending.was_stopping:  # our agent hears nothing
             report.warn(f"this node's workers are killed: {why}")
-        if participant.seat is not None:
+        if ending.had_seat:
             self._fenced.set()
-            self._hear(Fenced(why))
+            self._hear(news.Fenced(why))
         else:
             report.info(f"joining anew: {why}")
         return not self._is_stopped
@@ -313,7 +279,7 @@ class Driver:
                 self._fenced.clear()
             self._hear(one)
 
-    def _hear(self, one: news.News | Fenced | Lost) -> None:
+    def _hear(self, one: news.Word) -> None:
         with self._lock:
             self._heard.append(one)
         self._out.set()

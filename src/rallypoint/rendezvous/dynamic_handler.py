@@ -26,7 +26,7 @@ from rallypoint.coordination.engine import Coordination, CoordinationError
 from rallypoint.coordination.model import Compare, Put, Snapshot, Transaction
 from rallypoint.errors import RendezvousClosedError, RendezvousConnectionError, RendezvousError
 from rallypoint.events import NodeState
-from rallypoint.protocol import agent_machine
+from rallypoint.protocol import agent_machine, session
 from rallypoint.protocol import job_records as job
 from rallypoint.rendezvous.cell import CellPlace
 from rallypoint.rendezvous.coordinated import Introduction
@@ -216,7 +216,7 @@ class DynamicRendezvousHandler(DynamicRendezvous):
 
     def _end_generation(self) -> None:
         """The caller's workers are gone. If nobody else has stopped them, it has, and it does not say why."""
-        if self._seated is None or self._is_over:
+        if not isinstance(self._state, session.Member):
             return
         seen = self.observe()
         if isinstance(seen, agent_machine.JobEnded):
@@ -225,7 +225,9 @@ class DynamicRendezvousHandler(DynamicRendezvous):
             self.report_failure({})
 
     def is_closed(self) -> bool:
-        return self._closed is not None or self._ask(lambda engine, until: bool(engine.read(job.CLOSED, until).items))
+        if isinstance(self._state, session.JobOver):
+            return True
+        return self._ask(lambda engine, until: bool(engine.read(job.CLOSED, until).items))
 
     def set_closed(self) -> None:
         closed = job.encode(job.Closed("closed", f"{self.name} closed it", self.name))
@@ -269,8 +271,7 @@ class DynamicRendezvousHandler(DynamicRendezvous):
 
     def _forget(self) -> None:
         """The next rendezvous begins anew."""
-        self._has_asked, self._seated, self._lost, self._closed = False, None, None, None
-        self._is_over = self._is_done = False
+        self._state = session.Apart()
 
     def _count_waiting(self, state: Snapshot) -> int:
         """Nodes that are ready and have no seat, while there is a generation with room for them."""

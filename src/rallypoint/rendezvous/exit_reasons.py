@@ -11,22 +11,14 @@ from rallypoint.errors import (
 )
 from rallypoint.protocol import verdict
 from rallypoint.protocol.job_records import Closed
+from rallypoint.protocol.news import Ended, Refused, TimedOut
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from rallypoint.protocol.agent_machine import How
-
-__all__ = ["error", "how", "refused", "timed_out", "while_waiting"]
+__all__ = ["error", "for_who_waits"]
 
 
-def how(closed: Closed) -> How:
-    """What it means for a node that runs workers."""
-    return {"finished": "succeeded", "failed": "failed", "host_left": "failed"}.get(closed.kind, "closed")  # type: ignore[return-value]
-
-
-def error(closed: Closed | None) -> Exception | None:
+def error(closed: Closed) -> Exception | None:
     """What to raise at the end of a run that the job has ended."""
-    if closed is None or closed.kind == "finished":
+    if closed.kind == "finished":
         return None
     if closed.kind != "failed":
         return RendezvousClosedError(f"the job has ended: {closed.why}")
@@ -36,19 +28,21 @@ def error(closed: Closed | None) -> Exception | None:
     return JobFailedError(closed.why, lines, cause.exitcode if cause else None, cause.rank if cause else None)
 
 
-def while_waiting(closed: Closed) -> Exception:
-    """What to raise for a node that waits for the next generation."""
+def for_who_waits(why: Ended | Refused | TimedOut, run_id: str) -> Exception:
+    """What to raise for a node that waits for the next generation, which will not have it."""
+    match why:
+        case Ended(closed):
+            return _ended(closed)
+        case Refused(reason):
+            return UsageError(f"this node may not join the job: {reason}")
+        case TimedOut(reason):
+            return RendezvousTimeoutError(f"run {run_id!r}: {reason}; see join_timeout in --rdzv-conf")
+
+
+def _ended(closed: Closed) -> Exception:
     if closed.kind == "finished":
         return RendezvousGracefulExitError("the job has finished without it")
     return error(closed) or RendezvousClosedError(f"the job has ended: {closed.why}")
-
-
-def refused(why: str) -> Exception:
-    return UsageError(f"this node may not join the job: {why}")
-
-
-def timed_out(why: str, run_id: str) -> Exception:
-    return RendezvousTimeoutError(f"run {run_id!r}: {why}; see join_timeout in --rdzv-conf")
 
 
 def _verdict(closed: Closed) -> verdict.Verdict | None:

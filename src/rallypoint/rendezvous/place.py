@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 from rallypoint.base import report
+from rallypoint.coordination import fence
 from rallypoint.coordination.engine import Coordination, StoreGoneError, UnreachableError
 from rallypoint.coordination.shared_store import SharedStore
 from rallypoint.protocol import job_records as job
@@ -57,7 +58,12 @@ class Place(ABC):
                     trouble, now = str(error), time.monotonic()
                 is_refused = self._engine is not None and self._engine.connection().refused_since is not None
                 refused_since = (refused_since or now) if is_refused else None
-                self._give_up_if_hopeless(trouble, now - began, timeout_s, now - (refused_since or now), refusal_timeout_s)
+                tried = fence.Connection(math.inf, began, refused_since, trouble)
+                match fence.judge_joining(self._name, tried, bool(self._identity), timeout_s, refusal_timeout_s, now):
+                    case fence.NotReached(why):
+                        raise UnreachableError(why)
+                    case fence.GiveUp(why):
+                        raise StoreGoneError(why)
                 if now >= hint_at:
                     hint_at = math.inf
                     self._hint(trouble, timeout_s)
@@ -68,17 +74,6 @@ class Place(ABC):
                     return None
         finally:
             self._stop_trying()
-
-    def _give_up_if_hopeless(
-        self, trouble: str, tried_s: float, timeout_s: float, refused_s: float, refusal_timeout_s: float
-    ) -> None:
-        if tried_s >= timeout_s:
-            raise UnreachableError(f"the coordination store at {self._name} was not reached within {timeout_s:g} s: {trouble}")
-        if self._identity and refused_s >= refusal_timeout_s:
-            raise StoreGoneError(
-                f"the coordination store at {self._name} is gone: its host has refused connections for"
-                f" {refusal_timeout_s:g} s; the agent there has ended or was killed, and the job ends with it"
-            )
 
     def _hint(self, trouble: str, timeout_s: float) -> None:
         """It takes longer than it does where all is well: say so, if something can be advised."""

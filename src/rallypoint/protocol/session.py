@@ -1,0 +1,421 @@
+"""A node's membership in a job, as a state machine: what it was told, in which state, leads to what it does and says next.
+
+    Apart ──Ask──▶ Waiting ──Seated──▶ Member ──Done──▶ Finished ──Leave, if its store is needed──▶ Staying
+                      ▲                   │                 │                                          │
+                      └───────Ask────── Over ◀──────────────┴──────────────────────────────────────────┘
+                                               Regroup, Refused; Fenced, unless it is Finished
+
+    JobOver     from anywhere, by Ended: nobody gets a seat any more, but workers may go on
+    StoreLost   from anywhere, by Lost: there is nobody left to ask
+
+Two sides tell it something: the others of the job, through the words of `news` (`hear`); and the agent of this node, which asks
+for a seat, reports, departs and leaves (`step`). The shell performs the actions, in their order, and decides nothing.
+
+A node leaves from whatever state it is in, which decides what it says: whether that ends the job for all, whether the others need
+not wait for it, and whether it stays until they have gone.
+
+Invariants: a seat is taken only by a node that waits for one, and never of a generation that is known to be over; who asks for a
+seat is never left without one and without a reason; nobody who has heard of the job's end says it again.
+"""
+
+from __future__ import annotations
+
+from rallypoint.base.records import Value
+from rallypoint.protocol import job_records as job
+from rallypoint.protocol.agent_machine import JobEnded
+from rallypoint.protocol.news import Ended, Fenced, Lost, Progress, Refused, Regroup, Seated, TimedOut
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from rallypoint.protocol.agent_machine import How
+    from rallypoint.protocol.failure_reports import NodeReport
+    from rallypoint.protocol.news import Word
+    from rallypoint.protocol.participant import Participant
+
+__all__ = [
+    "Action", "Announce", "Apart", "Ask", "Depart", "Done", "EndWorkerStore", "Expired", "Failed", "Finished", "GiveUp", "Go",
+    "JobOver", "Leave", "Me", "Member", "Observation", "Over", "SayClosed", "SayDeparting", "SayDone", "SayFailed", "SayReady",
+    "Saying", "State", "Stay", "Staying", "StoreLost", "TakeSeat", "Tell", "Waiting", "closes_the_job", "has_to_regroup", "hear",
+    "how", "say", "seat_of", "step",
+]  # fmt: skip
+
+
+# States, each with only its own data.
+
+
+class Apart(Value):
+    """Nobody has asked for a seat yet."""
+
+
+class Waiting(Value):
+    """No worker runs here, and the next generation may have us."""
+
+
+class Member(Value):
+    """We have a seat, and our workers may run. With `is_departing` we were asked to go."""
+
+    seated: Seated
+    is_departing: bool = False
+
+
+class Finished(Value):
+    """Our workers have all succeeded; those of others may need the store that is here."""
+
+    seated: Seated
+
+
+class Staying(Value):
+    """We would leave, but for that store."""
+
+    seated: Seated
+
+
+class Over(Value):
+    """The generation in which we sat is over for us; with `is_done` our workers had all succeeded."""
+
+    seated: Seated
+    is_done: bool
+
+
+class JobOver(Value):
+    """The job has ended, while we had a seat or none."""
+
+    closed: job.Closed
+    seated: Seated | None
+
+
+class StoreLost(Value):
+    """There is no store any more that we could take part through."""
+
+    lost: Lost
+    seated: Seated | None
+    is_done: bool
+
+
+State = Apart | Waiting | Member | Finished | Staying | Over | JobOver | StoreLost
+
+
+# What the agent of this node asks and reports.
+
+
+class Me(Value):
+    """Who leaves: by its name, whether the job's store ends with it, and whether it has the store of the generation's workers."""
+
+    name: str
+    is_host: bool
+    serves_workers: bool
+
+
+class Ask(Value):
+    """It wants to take part in the next generation; no worker runs here when it asks first."""
+
+
+class Failed(Value):
+    report: NodeReport
+
+
+class Done(Value):
+    """All our workers have succeeded."""
+
+
+class Expired(Value):
+    """Our workers were killed by their warden: their licence was over."""
+
+
+class Depart(Value):
+    """We are about to leave; our workers may still be there."""
+
+    why: str
+    me: Me
+
+
+class Leave(Value):
+    """We leave, our workers being gone. `failure` is what is wrong with this node, and `ends_job` says that it is so for all."""
+
+    failure: str
+    ends_job: bool
+    me: Me
+
+
+Observation = Ask | Failed | Done | Expired | Depart | Leave
+
+
+# Actions.
+
+
+class SayReady(Value):
+    """Let the job know that no worker runs here, and hold the port that the next ones will need."""
+
+
+class EndWorkerStore(Value):
+    """That of the last generation, if it was here."""
+
+
+class SayFailed(Value):
+    report: NodeReport
+
+
+class SayDone(Value):
+    pass
+
+
+class SayDeparting(Value):
+    """The others need not wait for us; `is_sick`: nor hope for our return."""
+
+    why: str
+    is_sick: bool = False
+
+
+class SayClosed(Value):
+    """End the job, for all."""
+
+    kind: job.ClosedKind
+    why: str
+
+
+class TakeSeat(Value):
+    """Let the agent start its workers."""
+
+    seated: Seated
+
+
+class Tell(Value):
+    """Let the agent know what has become of its generation."""
+
+    what: Regroup | Fenced | JobEnded
+
+
+class Announce(Value):
+    """Let the user know what we wait for."""
+
+    text: str
+
+
+class GiveUp(Value):
+    """There will be no seat for us; `why` says so to the caller."""
+
+    why: Ended | Refused | TimedOut | Lost
+
+
+class Stay(Value):
+    """Hear what comes, and then leave."""
+
+
+class Go(Value):
+    """Say goodbye. A host that `stays_for_others` serves them until the last has gone, whenever that is."""
+
+    stays_for_others: bool
+
+
+Saying = SayFailed | SayDone | SayDeparting | SayClosed
+Action = EndWorkerStore | SayReady | Saying | TakeSeat | Tell | Announce | GiveUp | Stay | Go
+Step = tuple[State, tuple[Action, ...]]
+
+
+# What the others say.
+
+
+def hear(state: State, word: Word, behind: tuple[Word, ...] = ()) -> Step:
+    """The next state and what to do, for a word from the job; `behind` are those that came after it."""
+    if isinstance(state, Waiting):
+        return _offered(word, behind) if isinstance(word, Seated) else (_after(state, word), _for_who_waits(word))
+    return _after(state, word), _for_who_runs(word)
+
+
+def _after(state: State, word: Word) -> State:
+    match state, word:
+        case _, Ended(closed):
+            return JobOver(closed, seat_of(state))
+        case JobOver(), _:
+            return state
+        case _, Lost():
+            return StoreLost(word, seat_of(state), _is_done(state))
+        case Finished(), Fenced():  # the loss of a node that is done is no loss: the workers of others go on
+            return state
+        case _, Regroup() | Fenced() | Refused():
+            return _over(state)
+    return state
+
+
+def _offered(seated: Seated, behind: tuple[Word, ...]) -> Step:
+    """Our place, unless that generation is over for us already: then no worker has to be started for it.
+
+    Workers elsewhere may have been told of the port that we held for it, so the next one gets another.
+    """
+    number = seated.seat.generation
+    if any(isinstance(one, Fenced) or (isinstance(one, Regroup) and one.generation == number) for one in behind):
+        return Waiting(), (EndWorkerStore(), SayReady())
+    return Member(seated), (TakeSeat(seated),)
+
+
+def _for_who_waits(word: Word) -> tuple[Action, ...]:
+    """What is said of a generation in which it has no seat yet is of no interest."""
+    match word:
+        case Ended() | Refused() | TimedOut() | Lost():
+            return (GiveUp(word),)
+        case Progress(text):
+            return (Announce(text),)
+    return ()
+
+
+def _for_who_runs(word: Word) -> tuple[Action, ...]:
+    """What becomes of its workers."""
+    match word:
+        case Regroup() | Fenced():
+            return (Tell(word),)
+        case Lost(error):
+            return (Tell(Fenced(str(error))),)
+        case Ended(closed):
+            return (Tell(JobEnded(how(closed), closed.why)),)
+        case Refused(why):
+            return (Tell(JobEnded("failed", why)),)
+    return ()
+
+
+def how(closed: job.Closed) -> How:
+    """What the end of the job means for a node that runs workers."""
+    match closed.kind:
+        case "finished":
+            return "succeeded"
+        case "failed" | "host_left":
+            return "failed"
+    return "closed"
+
+
+def has_to_regroup(words: tuple[Word, ...]) -> bool:
+    """For agents that only ask this: whether they are to meet anew."""
+    return any(isinstance(one, Regroup | Fenced | Lost) for one in words)
+
+
+# What the agent of this node says.
+
+
+def step(state: State, seen: Observation) -> Step:
+    """The next state and what to do, for what the agent asks or reports."""
+    match seen:
+        case Ask():
+            return _asked(state)
+        case Failed(report):
+            return state, (SayFailed(report),)
+        case Done() if isinstance(state, JobOver):  # it went on after the end of the job, for which it need not wait any more
+            return state, _for_who_runs(Ended(state.closed))
+        case Done():
+            return _done(state), (SayDone(),)
+        case Expired():
+            return _over(state), ()
+        case Depart() if isinstance(state, JobOver):
+            return state, ()
+        case Depart(why, me):
+            return _departing(state), (_departure(why, me),)
+        case Leave():
+            return _leave(state, seen)
+
+
+def _asked(state: State) -> Step:
+    match state:
+        case Waiting():
+            return state, ()
+        case JobOver(closed, _):
+            return state, (GiveUp(Ended(closed)),)
+        case StoreLost(lost, _, _):
+            return state, (GiveUp(lost),)
+    return Waiting(), (EndWorkerStore(), SayReady())
+
+
+def _done(state: State) -> State:
+    match state:
+        case Member(seated, is_departing):
+            return Over(seated, True) if is_departing else Finished(seated)
+        case Over(seated, _):
+            return Over(seated, True)
+    return state
+
+
+def _over(state: State) -> State:
+    match state:
+        case Member(seated):
+            return Over(seated, False)
+        case Finished(seated) | Staying(seated):
+            return Over(seated, True)
+    return state
+
+
+def _departing(state: State) -> State:
+    """Whoever was asked to go stays for nobody."""
+    match state:
+        case Member(seated, _):
+            return Member(seated, True)
+        case Finished():
+            return _over(state)
+    return state
+
+
+def _departure(why: str, me: Me) -> Action:
+    if me.is_host:
+        return SayClosed("host_left", f"{why}; {me.name} hosts the coordination store, so the job ends for all")
+    return SayDeparting(why)
+
+
+def _leave(state: State, seen: Leave) -> Step:
+    match state:
+        case Finished(seated) if seen.me.serves_workers and not seen.failure:
+            return Staying(seated), (Stay(),)
+        case JobOver():
+            return state, (Go(stays_for_others=False),)
+    left = Apart() if isinstance(state, Waiting) else state
+    return left, (*_last_words(state, seen), Go(stays_for_others=_is_done(state)))
+
+
+def _last_words(state: State, seen: Leave) -> tuple[Action, ...]:
+    """What is wrong with this node alone need not end the job: the others go on if they are enough. The end of the host ends it,
+    unless that is done and stays for the others.
+    """
+    me, failure, had_seat = seen.me, seen.failure, seat_of(state) is not None
+    sick = f"{me.name} cannot run workers: {failure}"[: job.MAX_WHY]
+    if failure and seen.ends_job and had_seat:
+        return (SayClosed("failed", f"{me.name}: {failure}"[: job.MAX_WHY]),)
+    if failure and me.is_host:
+        return (SayClosed("failed", sick),)
+    if failure and had_seat:  # who was refused must not stop a job of others
+        return (SayDeparting(sick, is_sick=True),)
+    if me.is_host and not _is_done(state):
+        return (SayClosed("host_left", f"{me.name}, which hosts the coordination store, has ended"),)
+    return ()
+
+
+# What can be asked of a state.
+
+
+def seat_of(state: State) -> Seated | None:
+    """Our place in the generation that was last formed with us, until we ask for the next."""
+    match state:
+        case Apart() | Waiting():
+            return None
+    return state.seated
+
+
+def _is_done(state: State) -> bool:
+    match state:
+        case Finished() | Staying():
+            return True
+        case Over(_, is_done) | StoreLost(_, _, is_done):
+            return is_done
+    return False
+
+
+def closes_the_job(state: State) -> bool:
+    """Whether the job is to end if this node shuts down: who has no seat in a generation that runs only leaves."""
+    return isinstance(state, Member)
+
+
+def say(saying: Saying, participant: Participant) -> None:
+    """Let the participant know, which sees to it that the others do."""
+    match saying:
+        case SayFailed(report):
+            participant.failed(report)
+        case SayDone():
+            participant.done()
+        case SayDeparting(why, is_sick):
+            participant.departing(why, is_sick)
+        case SayClosed(kind, why):
+            participant.close(kind, why)
