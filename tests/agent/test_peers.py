@@ -54,8 +54,8 @@ SOON_S = 2.0
 
 Word = agent_machine.Regroup | agent_machine.Fenced | agent_machine.JobEnded
 ALL_DONE = agent_machine.JobEnded("succeeded", "all nodes are done")
-JOB_FAILED = agent_machine.JobEnded("failed", "rank 0 failed; all 3 restart(s) are used up")
-VERDICT = JobFailedError("rank 0 failed; all 3 restart(s) are used up", ["the cause: rank 0 on node a"], 7)
+JOB_FAILED = agent_machine.JobEnded("failed", "rank 0 failed; all 3 restarts are used up")
+VERDICT = JobFailedError("rank 0 failed; all 3 restarts are used up", ["the cause: rank 0 on node a"], 7)
 
 
 class Peers(CoordinatedHandler):

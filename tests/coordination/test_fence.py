@@ -15,7 +15,7 @@ NEVER = math.inf
 
 SILENT = "the coordination store has not answered for 60 s (timed out)"
 REFUSED = "the coordination store has refused connections for 5 s (timed out)"
-FENCED = "the coordination store was not heard of in time (timed out)"
+FENCED = "lost the coordination store: timed out"
 
 
 def connection(valid_until: float, unreachable_since: float | None = None, refused_since: float | None = None) -> Connection:

@@ -41,7 +41,7 @@ from rallypoint.protocol.agent_machine import (
 from rallypoint.protocol.restarts import Again, Ended, GiveUp, Purse, RestartPolicy, judge
 
 AGAIN = Again(Purse(failures=1), 2.5, "failure", "restart 1 of 3, after 2.5 s")
-GIVE_UP = GiveUp("all 3 restart(s) are used up")
+GIVE_UP = GiveUp("all 3 restarts are used up")
 
 STATES: dict[str, State] = {
     "Gathering": Gathering("the run begins"),
@@ -194,9 +194,9 @@ def test_what_a_node_learns_at_the_rendezvous_is_in_the_state_and_in_the_words()
             Failed("rank 3 (pid 9) failed: boom", AGAIN),
             "rank 3 (pid 9) failed: boom; restarting all workers (restart 1 of 3, after",
         ),
-        (Failed("boom", GIVE_UP), "boom; all 3 restart(s) are used up"),
+        (Failed("boom", GIVE_UP), "boom; all 3 restarts are used up"),
         (Failed("boom", None), "boom; the workers of all nodes are stopped"),
-        (PeersWaiting(4), "4 node(s) wait to join"),
+        (PeersWaiting(4), "4 nodes waiting to join"),
         (Regroup("node b was lost"), "node b was lost"),
         (Fenced("the store is silent"), "the store is silent"),
         (JobEnded("failed", "rank 5 failed for good"), "rank 5 failed for good"),

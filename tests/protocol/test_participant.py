@@ -109,7 +109,7 @@ class TestJoining:
         stage.pass_time(25.0)
         lines = [one.text for one in stage.nodes["b"].take_news() if isinstance(one, news.Progress)]
         assert len(lines) == 2
-        assert lines[-1] == "2 of 3 nodes are here, which it takes to begin; here: a, b; missing: rank 1"
+        assert lines[-1] == "2 of 3 nodes; here: a, b; missing: rank 1"
 
 
 class TestFailing:

@@ -31,7 +31,7 @@ def test_failures_pay_until_the_budget_is_used_up() -> None:
         (2, 1.0, "rank 3 failed; restart 2 of 3, after 1 s"),
         (3, 2.0, "rank 3 failed; restart 3 of 3, after 2 s"),
     ]
-    assert answer == GiveUp("rank 3 failed; all 3 restart(s) are used up")
+    assert answer == GiveUp("rank 3 failed; all 3 restarts are used up")
 
 
 def test_without_restarts_the_first_failure_ends_the_job() -> None:
@@ -66,7 +66,7 @@ def test_membership_changes_have_a_budget_of_their_own_that_joins_losses_and_dep
     purse = again(policy, purse, Ended(joined=("b",))).purse
     last = again(policy, purse, Ended(departed=("c",)))
     assert (last.purse, last.why) == (Purse(0, 1, 1, 1), "node c left; membership change 3 of 3")
-    assert judge(policy, last.purse, Ended(joined=("c",))) == GiveUp("node c joined; all 3 membership change(s) are used up")
+    assert judge(policy, last.purse, Ended(joined=("c",))) == GiveUp("node c joined; all 3 membership changes are used up")
 
 
 def test_no_membership_change_may_be_allowed_at_all() -> None:
@@ -101,7 +101,7 @@ def test_old_failures_are_forgiven() -> None:
     assert (second.purse.recent_ages_s, second.delay_s) == ((50.0, 0.0), 1.0)
     assert second.why == "rank 3 failed; restart 2 of 2 within 60 s, after 1 s"
     exactly = judge(policy, second.purse, FAILED.replace(ran_s=10.0))
-    assert exactly == GiveUp("rank 3 failed; all 2 restart(s) within 60 s are used up")
+    assert exactly == GiveUp("rank 3 failed; all 2 restarts within 60 s are used up")
     third = again(policy, second.purse, FAILED.replace(ran_s=10.5))
     assert (third.purse, third.delay_s) == (Purse(3, recent_ages_s=(10.5, 0.0)), 1.0)
     assert again(policy, third.purse, FAILED.replace(ran_s=1000.0)).delay_s == 0.0
@@ -122,7 +122,7 @@ def test_a_window_never_holds_more_than_the_purse_can_remember() -> None:
     purse = Purse()
     for _ in range(AGES_MAX):
         purse = again(policy, purse, FAILED).purse
-    assert judge(policy, purse, FAILED) == GiveUp("rank 3 failed; all 64 restart(s) within 60 s are used up")
+    assert judge(policy, purse, FAILED) == GiveUp("rank 3 failed; all 64 restarts within 60 s are used up")
 
 
 def test_what_is_said_is_bounded() -> None:

@@ -255,13 +255,13 @@ def test_the_time_to_wait_is_torchruns_unless_ours_is_given(settings: dict[str, 
 
 def test_the_start_is_told_in_one_line() -> None:
     lines: list[str] = []
-    report.set_sink(lambda _, text: lines.append(text))
+    report.set_sink(lambda level, text: lines.append(text), least=report.INFO)
     try:
-        static.create_rdzv_handler(params("[::1]:29500", 4, rank=0, timeout=60))
+        static.create_rdzv_handler(params("[::1]:29500", 4, rank=0, timeout=60, close_timeout=5))
     finally:
         report.set_sink(None)
     (line,) = lines
-    assert line.startswith("static rendezvous of 4 nodes at [::1]:29500: join_timeout 60 s")
+    assert line == "static rendezvous at [::1]:29500: 4 nodes; close_timeout 5 s (--rdzv-conf)"
 
 
 # --- handlers that meet ----------------------------------------------------------------------------------------------------

@@ -42,7 +42,7 @@ class AgentLog:
         """A generation meets and starts, so that its workers run at t."""
         if self.ledger.phase != phases.WAITING:
             self.phase(t - took_s, phases.WAITING, "the run begins")
-        self.phase(t - took_s / 2, phases.STARTING, f"this node is {group_rank} of {nodes}")
+        self.phase(t - took_s / 2, phases.STARTING, f"this is node {group_rank} of {nodes}")
         ranks = [2 * group_rank, 2 * group_rank + 1]
         size = {"group_rank": group_rank, "group_world_size": nodes, "world_size": 2 * nodes, "restarts": restarts}
         self.tell("generation", t, generation=generation, **size, ranks=ranks, pids=[100 + rank for rank in ranks])
@@ -100,7 +100,7 @@ def long_story() -> list[AgentLog]:
     for log, early_s in ((alpha, 0.0), (beta, 0.3)):  # the node of the third agent dies, and its agent says nothing
         log.stop(30.0 - early_s, "gamma was lost: not heard of in time")
         log.run(31.0 - early_s, 3, nodes=2, group_rank=0 if log is alpha else 1, restarts=1)
-        log.stop(61.0 - early_s, "1 node(s) wait to join; restarting all workers in the larger world", kept_s=29.0)
+        log.stop(61.0 - early_s, "1 node waiting to join; restarting all workers in the larger world", kept_s=29.0)
     for rank, log, early_s in ((0, alpha, 0.0), (1, beta, 0.3), (2, successor, 60.0)):
         log.run(62.0 - early_s, 4, nodes=3, group_rank=rank, restarts=1)
 

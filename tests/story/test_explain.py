@@ -90,13 +90,13 @@ def test_failures_a_lost_node_and_a_scale_up(explain: Explain, tmp_path: Path) -
         ("stopped", ["alpha", "gamma[9]"], "restart 1 of 3; 5.15 s of work lost"),
         ("generation", ["alpha", "gamma[9]", "beta"],
          "generation 2: 3 nodes, 6 workers, running again after 0.85 s (waiting 0.65 s), restarts spent: 1 of 3"),
-        ("silent", ["gamma[9]"], "nothing more is told: the agent was killed, or still runs"),
+        ("silent", ["gamma[9]"], "last event (agent killed, or still running)"),
         ("stopped", two, "gamma was lost: not heard of in time; 19.0 s of work lost"),
         ("generation", two,
          "generation 3: scaled down from 3 to 2 nodes, 4 workers, running again after 1.00 s (waiting 0.80 s), "
          "restarts spent: 1 of 3"),
         ("started", ["gamma[10]"], "an agent of 2 workers starts here, pid 10"),
-        ("stopped", two, "1 node(s) wait to join; restarting all workers in the larger world; 1.00 s of work lost"),
+        ("stopped", two, "1 node waiting to join; restarting all workers in the larger world; 1.00 s of work lost"),
         ("generation", three,
          "generation 4: scaled up from 2 to 3 nodes, 6 workers, running again after 1.00 s (waiting 0.80 s), "
          "restarts spent: 1 of 3"),
@@ -166,7 +166,7 @@ def test_an_agent_that_was_killed(explain: Explain, tmp_path: Path) -> None:
         file.write('{"name": "rallypoint.phase", "source": "AGE')
     lines = explain.lines(folder)
     assert lines[0] == "run job has no end: killed or still running"
-    assert "+5.000s alpha nothing more is told: the agent was killed, or still runs" in lines
+    assert "+5.000s alpha last event (agent killed, or still running)" in lines
     assert "alpha * 0.90 0.10 0.00 4.00 0.00 5.00 80.0%" in lines
     assert "* killed or still running: counted up to the last event" in lines
     document = explain.document(folder)

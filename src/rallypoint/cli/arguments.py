@@ -15,6 +15,7 @@ from types import SimpleNamespace
 
 from rallypoint.agent.config import LaunchConfig
 from rallypoint.base import defaults, environment, report
+from rallypoint.base.text import many
 from rallypoint.cli import command_line
 from rallypoint.cli.entry_point import EntryPoint, check_entry_point, entry_point
 from rallypoint.cli.options import OPTIONS
@@ -199,7 +200,8 @@ def is_standalone(args: SimpleNamespace, least: int, most: int) -> bool:
 def _static_rank(args: SimpleNamespace, most: int) -> int:
     rank, port = int(args.node_rank), args.master_port
     if not 0 <= rank < most:
-        raise UsageError(f"{command_line.source(args, 'node_rank')}: {rank} is not a rank of {most} node(s), 0 to {most - 1}")
+        flag = command_line.source(args, "node_rank")
+        raise UsageError(f"{flag}: {rank} is not a rank of {many(most, 'node')}, 0 to {most - 1}")
     if port is not None and not 0 <= int(port) < 1 << 16:
         raise UsageError(f"{command_line.source(args, 'master_port')}: {port} is not a port, 0 to 65535")
     return rank
@@ -317,8 +319,10 @@ def _tell_threads(config: LaunchConfig, asked: str | None) -> None:
     if threads is None or asked not in (None, "auto"):
         return
     cpus, workers = allowed_cpus(), config.nproc_per_node
-    share = f"{cpus} allowed CPU(s) divided by {workers} worker(s)"
+    share = f"{many(cpus, 'CPU')} / {many(workers, 'worker')}"
     if asked is None:
-        more = f"; --omp-num-threads auto would make it {cpus // workers}, {share}" if cpus >= 2 * workers else ""
-        share = f"it was not set{more}"
-    report.info(f"{defaults.ENV_OMP_NUM_THREADS}={threads} for each worker: {share}")
+        could_be_more = cpus >= 2 * workers
+        more = f"; --omp-num-threads auto would use {cpus // workers}: {share}" if could_be_more else " (see --omp-num-threads)"
+        report.info(f"{defaults.ENV_OMP_NUM_THREADS} was not set; using {threads} per worker{more}")
+    else:
+        report.info(f"{defaults.ENV_OMP_NUM_THREADS}={threads} per worker: {share}")

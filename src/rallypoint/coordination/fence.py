@@ -47,7 +47,7 @@ class NotReached(Value):
 def judge(connection: Connection, store_timeout_s: float, refusal_timeout_s: float, now: float) -> Hold | Fence | GiveUp:
     """What follows for a node that has, or wants, a lease. A fence comes before the end: workers go first."""
     if now >= connection.valid_until:
-        return Fence(f"the coordination store was not heard of in time ({connection.trouble or 'no answer'})")
+        return Fence(f"lost the coordination store: {connection.trouble or 'no answer'}")
     ends = [
         (since + limit_s, f"the coordination store {how} for {limit_s:g} s ({connection.trouble or 'no answer'})")
         for since, limit_s, how in (

@@ -257,7 +257,7 @@ class HangWatch:
         waiting = tuple(_describe(one, now) for one in silent if one.local_rank not in blamed_ranks)
         lines = [f"rank {one.global_rank} (local rank {one.local_rank}, process {one.pid}) hangs: {one.why}" for one in hung]
         if waiting:
-            lines.append(f"silent too, as those are that wait: {stack_groups.rank_ranges(one.global_rank for one in waiting)}")
+            lines.append(f"also silent, probably waiting for it: {stack_groups.rank_ranges(one.global_rank for one in waiting)}")
         if is_elsewhere:
             lines.append("nothing tells the workers here apart: all may wait for one of another node")
         lines += _phases_of([one for one in there if one not in silent])

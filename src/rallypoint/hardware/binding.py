@@ -21,6 +21,7 @@ from enum import Enum
 from itertools import accumulate
 
 from rallypoint.base.records import Value
+from rallypoint.base.text import many
 from rallypoint.errors import UsageError
 
 __all__ = ["AffinityMode", "Binding", "Cpu", "Device", "Plan", "Topology", "bind", "parse_cpus"]
@@ -177,8 +178,8 @@ def _exclusive_shares(node: int, cpus: Sequence[Cpu], workers: Sequence[_Place])
     if not each:
         ranks = ", ".join(str(place.local_rank) for place in workers)
         raise UsageError(
-            f"exclusive: {len(workers)} workers (local ranks {ranks}) belong to node {node}, which has {len(cores)} physical"
-            " core(s) that may be used; start fewer workers, allow more CPUs, or bind to the node instead"
+            f"exclusive: {len(workers)} workers (local ranks {ranks}) belong to node {node}, which has"
+            f" {many(len(cores), 'physical core')} that may be used; start fewer workers, allow more CPUs, or bind to the node instead"
         )
     ends = [each * (position + 1) + min(position + 1, more) for position in range(len(workers))]
     parts = [cores[start:end] for start, end in zip([0, *ends], ends, strict=False)]

@@ -20,6 +20,7 @@ a failure elsewhere; every action says why.
 from __future__ import annotations
 
 from rallypoint.base.records import Value
+from rallypoint.base.text import many
 from rallypoint.protocol.restarts import Again, GiveUp
 
 TYPE_CHECKING = False
@@ -232,7 +233,7 @@ def _while_changing(state: Gathering | Starting | Stopping, seen: Observation) -
         case Stopping(why, False), _:
             return Done(False, why), Finish(False, why)
         case _, Joined(rank, size):
-            return Starting(rank, size), Proceed(f"this node is {rank} of {size}")
+            return Starting(rank, size), Proceed(f"this is node {rank} of {size}")
         case Starting(), Fenced(why):
             return Stopping(why, True), Restart(why, 0, at_once=True)
         case _, Started():
@@ -253,7 +254,7 @@ def _while_running(seen: Observation) -> tuple[State, Action]:
         case JobEnded("failed", why):
             return Stopping(why, False), Stop(why)
         case PeersWaiting(nodes) if nodes > 0:
-            why = f"{nodes} node(s) wait to join; restarting all workers in the larger world"
+            why = f"{many(nodes, 'node')} waiting to join; restarting all workers in the larger world"
             return Stopping(why, True), Restart(why, 0)
         case Regroup(why):
             return Stopping(why, True), Restart(why, 0)

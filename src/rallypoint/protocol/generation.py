@@ -27,6 +27,7 @@ from collections.abc import Iterable, Mapping
 
 from rallypoint.base import defaults
 from rallypoint.base.records import Value
+from rallypoint.base.text import many
 from rallypoint.protocol.job_records import NOT_READY, NodeRecord, Signal
 from rallypoint.protocol.seating import Candidate, Seated, arrange, preferred
 
@@ -184,19 +185,19 @@ def _first(roster: Mapping[str, Node], policy: Policy, now: float) -> Decision:
     ready = _admissible([node for node in roster.values() if node.is_ready], policy, now)
     count = usable(len(ready), policy)
     if not count:
-        return _too_few(ready, policy, "to begin", _next_release(roster.values(), now))
+        return _too_few(ready, policy, _next_release(roster.values(), now))
     if count < usable(policy.max_nodes, policy):
         call_ends = max(node.since for node in ready) + policy.last_call_s
         call_ends = min(call_ends, min(node.since for node in ready) + policy.join_timeout_s)
         if now < call_ends:
-            why = f"{len(ready)} of at most {policy.max_nodes} nodes are here; the last call is for {policy.last_call_s:g} s"
+            why = f"{len(ready)} of up to {policy.max_nodes} nodes; more may join for {policy.last_call_s:g} s"
             return Wait(why, call_ends, is_gathering=True)
-    return _form(ready, {}, count, f"{count} nodes are here")
+    return _form(ready, {}, count, f"{many(count, 'node')} here")
 
 
-def _too_few(ready: list[Node], policy: Policy, purpose: str, wake_at: float | None) -> Wait:
+def _too_few(ready: list[Node], policy: Policy, wake_at: float | None) -> Wait:
     unit = f", in multiples of {policy.node_unit}" if policy.node_unit > 1 else ""
-    why = f"{len(ready)} of {policy.min_nodes} nodes are here, which it takes {purpose}{unit}"
+    why = f"{len(ready)} of {many(policy.min_nodes, 'node')}{unit}"
     return Wait(why, wake_at, is_gathering=True)
 
 
@@ -296,7 +297,7 @@ def _regroup(roster: Mapping[str, Node], current: Current, policy: Policy, now: 
     assert current.signal is not None
     if current.signal.kind == "sick" and not usable(len(stopped), policy):
         return GiveUp(f"{current.signal.why}; {len(stopped)} of {policy.min_nodes} nodes are left, too few to go on")
-    return _too_few(ready, policy, "to go on", _next_release(stopped, now))
+    return _too_few(ready, policy, _next_release(stopped, now))
 
 
 def _await_busy(busy: list[Node], current: Current, policy: Policy, now: float) -> Decision:

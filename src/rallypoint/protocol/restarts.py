@@ -115,12 +115,16 @@ def _pay_for_failure(policy: RestartPolicy, purse: Purse, ended: Ended) -> Again
     if limit <= 0:
         return GiveUp(_with_failure(ended, "no restarts were asked for (--max-restarts)"))
     if number > limit:
-        return GiveUp(_with_failure(ended, f"all {limit} restart(s){within} are used up"))
+        return GiveUp(_with_failure(ended, _used_up(limit, "restart", within)))
     delay_s = _backoff_s(policy, number)
     after = f", after {delay_s:g} s" if delay_s else ""
     ages_s = (*purse.recent_ages_s, 0.0) if policy.window_s > 0 else ()
     paid = purse.replace(failures=purse.failures + 1, recent_ages_s=ages_s)
     return Again(paid, delay_s, "failure", _with_failure(ended, f"restart {number} of {limit}{within}{after}"))
+
+
+def _used_up(count: int, what: str, within: str = "") -> str:
+    return f"the one {what}{within} is used up" if count == 1 else f"all {count} {what}s{within} are used up"
 
 
 def _backoff_s(policy: RestartPolicy, number: int) -> float:
@@ -135,7 +139,7 @@ def _change_members(policy: RestartPolicy, purse: Purse, kind: Membership, what:
     number = 1 + purse.losses + purse.departures + purse.joins
     most = policy.max_membership_changes
     if most is not None and number > most:
-        none_left = f"all {most} membership change(s) are used up" if most else "no membership changes are allowed"
+        none_left = _used_up(most, "membership change") if most else "no membership changes are allowed"
         return GiveUp(f"{what}; {none_left}")
     limit = "" if most is None else f" of {most}"
     return Again(_paid_by(purse, kind), 0.0, kind, f"{what}; membership change {number}{limit}")

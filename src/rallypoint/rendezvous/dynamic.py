@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 
 from rallypoint.base import defaults, environment, report
+from rallypoint.base.text import many
 from rallypoint.coordination.engine import Coordination
 from rallypoint.errors import RendezvousConnectionError, RendezvousError, is_hosts_fault
 from rallypoint.processes.context import wait_readable
@@ -207,10 +208,9 @@ class DynamicRendezvous(CoordinatedHandler):
     def _take_seat(self, seated: news.Seated) -> RendezvousInfo:
         self._untold.clear()  # it is of the last one
         seat, generation = seated.seat, seated.generation
-        report.info(
-            f"generation {generation.number}: this node is {seat.group_rank} of {seat.group_world_size},"
-            f" {seat.world_size} workers in all; {generation.why}"
-        )
+        size = f"{many(seat.group_world_size, 'node')}, {many(seat.world_size, 'worker')}"
+        why = f"; {generation.why}" if generation.number > 1 else ""  # the first one has no other reason than that all are here
+        report.info(f"generation {generation.number} started: {size}; this is node {seat.group_rank}{why}")
         self._worker_store.serve_if(seat.group_rank == 0)
         where = RendezvousStoreInfo(generation.master_addr, generation.master_port)
         return RendezvousInfo(self._place.open_store(generation), seat.group_rank, seat.group_world_size, where)

@@ -29,7 +29,7 @@ from rallypoint.rendezvous.handler import RendezvousHandler, RendezvousParameter
 from rallypoint.rendezvous.joining import embedded_terms
 from rallypoint.rendezvous.place import Place
 from rallypoint.rendezvous.secret import load_secret
-from rallypoint.rendezvous.settings import Settings, check_node_unit, describe, read_settings
+from rallypoint.rendezvous.settings import Settings, announce, check_node_unit, node_count, read_settings
 from rallypoint.rendezvous.worker_store import WorkerStore, settings_for_worker_store
 
 TYPE_CHECKING = False
@@ -152,11 +152,8 @@ class MeetingPlace(Place):
 
     def _tell_of_hosting(self, addresses: list[Address]) -> None:
         endpoint = self.endpoint
-        report.info(f"this node hosts the coordination store at {endpoint}")
-        if self._secret is None:
-            report.info(
-                f"the job has no secret: whoever reaches {endpoint} can join or end it; --secret-file closes it to strangers"
-            )
+        open_to_all = "" if self._secret else "; no secret: anyone who can reach it can join or end the job (see --secret-file)"
+        report.info(f"this node hosts the coordination store at {endpoint}{open_to_all}")
         if self._is_name_of_loopback and not self._is_everywhere and self._max_nodes > 1:
             own = address_of_default_route()
             example = "" if own == LOOPBACK else f", e.g. {own},"
@@ -208,7 +205,7 @@ def create_handler(params: RendezvousParameters) -> RendezvousHandler:
         raise UsageError(f"the endpoint {params.endpoint!r} has port 0; nodes that are to meet need one that all of them know")
     settings = read_settings(params.config, environment.own)
     check_node_unit(settings, params.min_nodes, params.max_nodes)
-    report.info(f"rendezvous of {params.min_nodes} to {params.max_nodes} nodes at {Endpoint(host, port)}: {describe(settings)}")
+    announce(f"rendezvous at {Endpoint(host, port)}: {node_count(params.min_nodes, params.max_nodes)}", settings)
     if not (params.endpoint or "").strip() and params.max_nodes > 1:
         report.warn(
             f"no endpoint is given, so the nodes meet at {Endpoint(host, port)}, where only agents on this machine can come;"

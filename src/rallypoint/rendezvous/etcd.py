@@ -22,7 +22,7 @@ from rallypoint.rendezvous.handler import RendezvousHandler, RendezvousParameter
 from rallypoint.rendezvous.joining import Terms, etcd_terms
 from rallypoint.rendezvous.place import Place
 from rallypoint.rendezvous.secret import load_secret
-from rallypoint.rendezvous.settings import Settings, check_node_unit, describe, read_settings
+from rallypoint.rendezvous.settings import Settings, announce, check_node_unit, node_count, read_settings
 from rallypoint.rendezvous.worker_store import WorkerStore, settings_for_worker_store
 
 TYPE_CHECKING = False
@@ -174,10 +174,8 @@ def handler_parts(params: RendezvousParameters) -> tuple[RendezvousParameters, S
     if load_secret(settings, environment.own) is not None:
         report.warn("the job's secret has no effect on etcd: who may join is up to the cluster's users and certificates")
     where = ", ".join(cluster.access.names())
-    report.info(
-        f"rendezvous of {params.min_nodes} to {params.max_nodes} nodes in etcd at {where}: fence {cluster.fence_s:g} s,"
-        f" {describe(settings)}"
-    )
+    size = node_count(params.min_nodes, params.max_nodes)
+    announce(f"rendezvous in etcd at {where}: {size}, fence {cluster.fence_s:g} s", settings)
     bootstrap = _bootstrap(cluster.access, params.run_id) if cluster.bootstrap else None
     place = EtcdPlace(cluster.access, f"{cluster.prefix}/{params.run_id}/", cluster.fence_s, settings, bootstrap)
     terms = etcd_terms(settings, params.max_nodes, cluster.fence_s)

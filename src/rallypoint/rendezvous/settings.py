@@ -19,9 +19,9 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from os import PathLike
 
-from rallypoint.base import defaults
+from rallypoint.base import defaults, report
 from rallypoint.base.records import Value
-from rallypoint.base.text import parse_size, parse_truth
+from rallypoint.base.text import many, parse_size, parse_truth
 from rallypoint.errors import UsageError
 
 TYPE_CHECKING = False
@@ -53,11 +53,13 @@ __all__ = [
     "Setting",
     "Settings",
     "agreed",
+    "announce",
     "check_node_unit",
     "converted",
     "describe",
     "markdown",
     "mismatch",
+    "node_count",
     "parse_setting",
     "read_settings",
     "shown",
@@ -444,11 +446,19 @@ def parse_setting(key: str, value: object, source: str) -> Any:
 
 
 def describe(settings: Settings, but: str = "") -> str:
-    """One line for the start of a job: every setting that has an effect, and where it came from unless that is its default.
-
-    `but` names one that has none in this job.
-    """
+    """Every setting that has an effect, and where it came from unless that is its default. `but` names one that has none here."""
     return ", ".join(_phrases(settings, but))
+
+
+def announce(meeting: str, settings: Settings, but: str = "") -> None:
+    """The first line of a job: where its nodes meet, and which settings were changed; for debugging, all of them."""
+    changed = ", ".join(_phrases(settings, but, only_given=True))
+    report.info(f"{meeting}; {changed}" if changed else meeting)
+    report.debug(f"settings: {describe(settings, but)}")
+
+
+def node_count(least: int, most: int) -> str:
+    return many(most, "node") if least == most else f"{least} to {most} nodes"
 
 
 def agreed(
@@ -494,12 +504,14 @@ def check_node_unit(settings: Settings, min_nodes: int, max_nodes: int) -> None:
         )
 
 
-def _phrases(settings: Settings, but: str) -> Iterator[str]:
+def _phrases(settings: Settings, but: str, only_given: bool = False) -> Iterator[str]:
     for setting in SETTINGS:
         value = getattr(settings, setting.field, None)
         if value is None or value == () or setting.key == but:
             continue
         source = settings.source(setting.key)
+        if only_given and source == DEFAULT:
+            continue
         yield f"{setting.key} {shown(setting.kind, value)}" + (f" ({source})" if source != DEFAULT else "")
 
 

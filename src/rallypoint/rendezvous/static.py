@@ -6,6 +6,7 @@ One node has nobody to meet, and needs only the store of its workers; several me
 from __future__ import annotations
 
 from rallypoint.base import defaults, environment
+from rallypoint.base.text import many
 from rallypoint.errors import UsageError
 from rallypoint.net.endpoint import parse_rendezvous_endpoint
 from rallypoint.rendezvous.handler import (
@@ -115,6 +116,6 @@ def create_rdzv_handler(params: RendezvousParameters) -> RendezvousHandler:
 
 def _check(rank: int, nodes: int, timeout_s: int) -> None:
     if not 0 <= rank < nodes:
-        raise UsageError(f"node_rank is {rank}, but with {nodes} node(s) it must be from 0 to {nodes - 1}")
+        raise UsageError(f"node_rank is {rank}, but with {many(nodes, 'node')} it must be from 0 to {nodes - 1}")
     if timeout_s <= 0:
         raise UsageError(f"the rendezvous timeout is {timeout_s} s; it must be longer than 0 s")

@@ -12,14 +12,14 @@ import threading
 import time
 from collections import deque
 
-from rallypoint.base import defaults, environment, report
+from rallypoint.base import defaults, environment
 from rallypoint.errors import UsageError
 from rallypoint.rendezvous.dynamic import DynamicRendezvous
 from rallypoint.rendezvous.embedded import Endpoint, MeetingPlace
 from rallypoint.rendezvous.handler import RendezvousHandler, RendezvousParameters
 from rallypoint.rendezvous.joining import embedded_terms
 from rallypoint.rendezvous.secret import load_secret
-from rallypoint.rendezvous.settings import Settings, check_node_unit, describe, read_settings
+from rallypoint.rendezvous.settings import Settings, announce, check_node_unit, read_settings
 from rallypoint.rendezvous.worker_store import WorkerStore, WorkerStoreSettings
 from rallypoint.store.tcp_server import TcpStoreServer
 
@@ -112,7 +112,7 @@ def create_handler(params: RendezvousParameters, endpoint: Endpoint, rank: int, 
             " --worker-store and --worker-store-port have no meaning; leave them out, or use --rdzv-backend c10d"
         )
     door = SharedDoor(WorkerStoreSettings(limit_bytes=settings.worker_store_memory), endpoint)
-    report.info(f"static rendezvous of {params.max_nodes} nodes at {endpoint}: {describe(settings, but='worker_store_port')}")
+    announce(f"static rendezvous at {endpoint}: {params.max_nodes} nodes", settings, but="worker_store_port")
     secret = load_secret(settings, environment.own)
     place = MeetingPlace(endpoint, params.run_id, params.max_nodes, secret, settings, door.take_in)
     fixed = RendezvousParameters(

@@ -69,7 +69,7 @@ def sentence(entry: Entry) -> str:
         case chapter.ENDED:
             return ("succeeded" if facts["succeeded"] else "did not succeed") + _more(facts, "why") + _lost(facts)
         case chapter.SILENT:
-            return "nothing more is told: the agent was killed, or still runs"
+            return "last event (agent killed, or still running)"
     return clip(f"{facts['name']} {facts.get('metadata', '')}", 12 * _OTHER_MAX, _OTHER_MAX)
 
 

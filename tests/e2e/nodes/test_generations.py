@@ -15,7 +15,7 @@ from rallypoint.rendezvous.handler import RendezvousInfo, RendezvousParameters
 from rallypoint.rendezvous.registry import get_rendezvous_handler
 
 DAY_S = 86_400.0
-SEAT = re.compile(r"^rallyrun: generation (\d+): this node is (\d+) of (\d+), (\d+) workers in all", re.MULTILINE)
+SEAT = re.compile(r"^rallyrun: generation (\d+) started: (\d+) nodes?, (\d+) workers?; this is node (\d+)", re.MULTILINE)
 
 
 def check_generations(nodes: list[Any]) -> int:
@@ -23,7 +23,7 @@ def check_generations(nodes: list[Any]) -> int:
     seats: dict[int, list[tuple[int, int, int]]] = {}
     for node in nodes:
         for found in SEAT.findall(node.stderr):
-            number, rank, size, world = map(int, found)
+            number, size, world, rank = map(int, found)
             seats.setdefault(number, []).append((rank, size, world))
     for number, told in seats.items():
         assert len({(size, world) for _, size, world in told}) == 1, (number, told)

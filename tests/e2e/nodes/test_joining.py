@@ -179,7 +179,7 @@ def test_who_waits_says_for_whom_and_can_be_interrupted(job: Any, within: Any):
     other = job.start("--node-rank", "2", nnodes="3")
     for node in (host, other):
         line = node.wait_for_line("waiting: ", 15.0)
-        assert "2 of 3 nodes are here" in line
+        assert "2 of 3 nodes; here:" in line
         assert "here: rank0, rank2; missing: rank 1" in line
     for node, code in ((other, 130), (host, 130)):
         asked_at = time.monotonic()
@@ -191,7 +191,7 @@ def test_who_waits_says_for_whom_and_can_be_interrupted(job: Any, within: Any):
 def test_ctrl_c_before_the_store_is_there(job: Any, within: Any):
     """P20: also a node that cannot reach its store yet ends at once, while it tries to."""
     waiting = job.start(nnodes="2", conf="is_host=false")
-    waiting.wait_for_line("rendezvous of 2 to 2 nodes")
+    waiting.wait_for_line(": 2 nodes")
     asked_at = time.monotonic()
     assert waiting.end(signal.SIGINT) == 130
     within("from Ctrl-C to the end", time.monotonic() - asked_at, 1.0)
@@ -205,9 +205,9 @@ def test_a_wait_has_an_end(job: Any, within: Any):
     env = {"RALLYPOINT_JOIN_TIMEOUT": "1", "RALLYPOINT_CONF": str(settings)}
     lonely = job.start(nnodes="2", conf="close_timeout=5", env=env)
     assert lonely.wait() == 3
-    told = lonely.wait_for_line("rendezvous of 2 to 2 nodes")
+    told = lonely.wait_for_line(": 2 nodes")
     assert "join_timeout 1 s (RALLYPOINT_JOIN_TIMEOUT)" in told
     assert f"last_call_timeout 7 s ({settings}:2)" in told
     assert "close_timeout 5 s (--rdzv-conf)" in told
-    assert "keep_alive_interval 1 s," in told
+    assert "keep_alive_interval" not in told, "what was not changed is told only for debugging"
     assert "run 'a-job': waited 1 s for enough nodes in vain" in lonely.stderr

@@ -184,7 +184,7 @@ def test_p44_the_story_of_a_run_accounts_for_the_time_seen_from_outside(
     def start() -> Any:
         begins_at = time.monotonic()
         node = job.start("--log-dir", str(tmp_path / "logs"), "--max-restarts", "5", "--restart-backoff", "0", nnodes="2:3")
-        node.wait_for_line("rendezvous of 2 to 3 nodes")
+        node.wait_for_line(": 2 to 3 nodes")
         started_at[node.agent.pid], spoke_at[node.agent.pid] = begins_at, time.monotonic()
         return node
 

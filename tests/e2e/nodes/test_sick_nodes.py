@@ -15,7 +15,7 @@ from tests.conftest import RALLYRUN
 from tests.e2e.nodes.conftest import MEMBER, Job
 
 WORKER_FAILED, USAGE, HOST_UNUSABLE = 1, 2, 4
-SEAT = re.compile(r"^rallyrun: generation \d+: this node is \d+ of (\d+)", re.MULTILINE)
+SEAT = re.compile(r"^rallyrun: generation \d+ started: (\d+) nodes?", re.MULTILINE)
 ALL_TOGETHER = "last_call_timeout=60,close_timeout=1"  # nobody begins before the last is there
 
 # An agent that joins as any other does, and to which something happens when it is to start its workers.
@@ -201,7 +201,7 @@ def test_m13_a_node_whose_workers_always_fail_is_taken_where_it_is_needed(failin
     assert [node.wait() for node in nodes] == [WORKER_FAILED] * 3
     for node in nodes:
         assert world_sizes(node) == [3, 3, 3, 3]
-        assert "all 3 restart(s) are used up" in node.stderr
+        assert "all 3 restarts are used up" in node.stderr
 
 
 def test_m8_nodes_that_wait_for_the_end_of_a_back_off_say_so(failing_job: Job):
@@ -211,5 +211,5 @@ def test_m8_nodes_that_wait_for_the_end_of_a_back_off_say_so(failing_job: Job):
     for node in nodes:
         node.wait_for_line("restart 2 of 2, after 11 s; here: rank0, rank1, rank2", timeout_s=20.0)
         waits = re.findall(r"^rallyrun: waiting: (.*)", node.stderr, re.MULTILINE)
-        assert [line for line in waits if "nodes are here" in line] == []
+        assert [line for line in waits if "nodes; here:" in line] == []
     assert [node.wait() for node in nodes] == [WORKER_FAILED] * 3

@@ -277,7 +277,7 @@ def test_who_waits_says_for_whom(job: Any, free_port: Callable[[], int]):
     lost = start(job, 1)
     for node in nodes:
         line = node.wait_for_line("waiting: ", 15.0)
-        assert "2 of 3 nodes are here" in line
+        assert "2 of 3 nodes; here:" in line
         assert "here: rank0, rank2; missing: rank 1" in line
     assert f"{HERE}:{job.port}" in lost.wait_for_line("trying for another", 15.0)
     for node in (lost, *reversed(nodes)):

@@ -101,7 +101,7 @@ def test_one_budget_for_the_whole_job(job: Any):
     assert {start.restarts for start in next_world(nodes, killed_at)} == {2}
     job.order(1, BOOM)
     assert [node.wait() for node in nodes] == [1, 1]
-    assert all("all 2 restart(s) are used up" in node.stderr for node in nodes)
+    assert all("all 2 restarts are used up" in node.stderr for node in nodes)
     assert verdict(nodes[0]) == verdict(nodes[1])
 
 
@@ -143,7 +143,7 @@ def test_old_failures_are_forgiven(job: Any, wait_until: Any):
             wait_until(lambda over_at=over_at: time.monotonic() > over_at)
     job.order(1, BOOM)
     assert [node.wait() for node in nodes] == [1, 1]
-    assert "all 1 restart(s) within 0.6 s are used up" in nodes[0].stderr
+    assert "the one restart within 0.6 s is used up" in nodes[0].stderr
 
 
 # --- the exit barrier ------------------------------------------------------------------------------------------------------

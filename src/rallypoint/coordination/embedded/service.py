@@ -238,7 +238,7 @@ class StoreService:
         request_id, what, *arguments = decode(body)
         count, handler = self._handlers.get(what, (-1, self._transact))
         if count != len(arguments):
-            raise RequestError("a request that there is not")
+            raise RequestError("unknown request")
         handler(connection, connection.session, request_id, arguments)
 
     def leave(self, connection: Connection, now: float) -> None:
