@@ -151,6 +151,13 @@ _MEETING = (
         f"{_RENDEZVOUS}.api", "RendezvousParameters", "rendezvous.parameters_as_numbers: []",
         "TypeError", "UsageError, a ValueError", "bad input is one kind of error, which names the setting",
     ),
+    *(
+        Difference(
+            f"{_RENDEZVOUS}.api", "RendezvousParameters", f"rendezvous.parameters_as_booleans: {word!r}",
+            "ValueError", f"{truth}", "every flag and setting takes the same words for yes and no",
+        )
+        for word, truth in (("on", True), ("off", False))
+    ),
     Difference(
         f"{_RENDEZVOUS}.utils", "parse_rendezvous_endpoint", "rendezvous.endpoints: '::1'",
         "host ':' and port 1", "host '::1' and the default port", "it is an IPv6 address",
