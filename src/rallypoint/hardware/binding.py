@@ -179,7 +179,8 @@ def _exclusive_shares(node: int, cpus: Sequence[Cpu], workers: Sequence[_Place])
         ranks = ", ".join(str(place.local_rank) for place in workers)
         raise UsageError(
             f"exclusive: {len(workers)} workers (local ranks {ranks}) belong to node {node}, which has"
-            f" {many(len(cores), 'physical core')} that may be used; start fewer workers, allow more CPUs, or bind to the node instead"
+            f" {many(len(cores), 'physical core')} that may be used;"
+            " start fewer workers, allow more CPUs, or bind to the node instead"
         )
     ends = [each * (position + 1) + min(position + 1, more) for position in range(len(workers))]
     parts = [cores[start:end] for start, end in zip([0, *ends], ends, strict=False)]
