@@ -143,7 +143,7 @@ def test_what_a_word_leads_to(name: str, word: str) -> None:
     ],
 )
 def test_a_seat_of_a_generation_that_is_over_is_not_taken(behind: tuple[Word, ...], is_over: bool) -> None:
-    expected = (Waiting(), (SayReady(),)) if is_over else (Member(NEXT), (TakeSeat(NEXT),))
+    expected = (Waiting(), (EndWorkerStore(), SayReady())) if is_over else (Member(NEXT), (TakeSeat(NEXT),))
     assert hear(Waiting(), NEXT, behind) == expected
 
 

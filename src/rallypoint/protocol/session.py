@@ -148,7 +148,7 @@ class SayReady(Value):
 
 
 class EndWorkerStore(Value):
-    """That of the last generation, if it was here."""
+    """That of the last generation, if it was here, or was to be."""
 
 
 class SayFailed(Value):
@@ -238,10 +238,12 @@ def _after(state: State, word: Word) -> State:
 
 
 def _offered(seated: Seated, behind: tuple[Word, ...]) -> Step:
-    """Our place, unless that generation is over for us already: then no worker has to be started for it."""
+    """Our place, unless that generation is over for us already: then no worker has to be started for it. What those of others may
+    have said to the port that we held for them is not for the next one.
+    """
     number = seated.seat.generation
     if any(isinstance(one, Fenced) or (isinstance(one, Regroup) and one.generation == number) for one in behind):
-        return Waiting(), (SayReady(),)
+        return Waiting(), (EndWorkerStore(), SayReady())
     return Member(seated), (TakeSeat(seated),)
 
 
