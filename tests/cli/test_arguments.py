@@ -269,7 +269,7 @@ def test_the_default_number_of_threads_is_told_once_and_only_given_to_workers(
     assert configure("--nproc-per-node=4", train).worker_env == {"OMP_NUM_THREADS": "1"}
     assert len(said) == 1
     assert said[0].startswith("OMP_NUM_THREADS was not set; using 1 per worker")
-    assert "--omp-num-threads auto would make it 2" in said[0]
+    assert "--omp-num-threads auto would use 2: 8 CPUs / 4 workers" in said[0]
     assert "OMP_NUM_THREADS" not in os.environ
 
 

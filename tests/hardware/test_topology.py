@@ -59,7 +59,7 @@ def test_p40_laptop(tmp_path: Path, mode: AffinityMode, workers: int, expected: 
 
 
 def test_p40_too_few_cores_are_refused_with_the_numbers(tmp_path: Path) -> None:
-    words = r"5 workers \(local ranks 0, 1, 2, 3, 4\) belong to node 0, which has 4 physical core\(s\)"
+    words = r"5 workers \(local ranks 0, 1, 2, 3, 4\) belong to node 0, which has 4 physical cores"
     with pytest.raises(UsageError, match=words):
         plan(laptop(tmp_path), EXCLUSIVE, 5)
 

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["Agent"]
 
 LEAVE_TIMEOUT_S = 5.0
+SLOW_START_S = 0.0  # from taking a seat until the first worker is started; on a slow machine much can happen meanwhile
 
 
 class Agent(WorkerHost):
@@ -237,8 +238,14 @@ class Agent(WorkerHost):
             self.world.tally["sick nodes"] += 1
             self.failure = "it cannot run workers"
             self.finish(False, self.failure)
+        elif SLOW_START_S:
+            self.world.after(SLOW_START_S, self._start_late, seat.generation)
         else:
             self._start(seat.generation)
+
+    def _start_late(self, generation: int) -> None:
+        if self.is_alive and not self.is_leaving and self.main_can(self._start_late, generation):
+            self._start(generation)
 
     def _me(self) -> session.Me:
         return session.Me(self.name, self.is_host, serves_workers=self.seat is not None and self.seat.group_rank == 0)

@@ -383,9 +383,8 @@ def v5_the_warden_holds_no_licence() -> Patches:
 
 @bug
 def licence_renewed_without_a_seat() -> Patches:
-    """A new session then lets the workers of the last one run."""
-
-    return [(Tenure, "licence_until", lambda self, valid_until: valid_until)]
+    """A new session then lets the workers of the last one run, whose seat their agent had just taken."""
+    return [(Tenure, "licence_until", lambda self, valid_until: valid_until), (agent, "SLOW_START_S", 1.0)]
 
 
 @bug

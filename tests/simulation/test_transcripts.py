@@ -8,6 +8,8 @@ from tests.simulation.script import Stage
 from rallypoint.coordination.model import Delete, Event, Get, Item, Put, Transaction
 from rallypoint.protocol import job_records as job
 from rallypoint.protocol.generation import Policy
+from rallypoint.protocol.news import Regroup
+from rallypoint.protocol.participant import Former
 from rallypoint.protocol.restarts import RestartPolicy
 
 TWO = Policy(2, 2)
@@ -234,3 +236,24 @@ def test_operations_of_one_step_never_touch_a_key_twice() -> None:
     assert len(last) == 1
     puts = {op.key for op in last[0].then if isinstance(op, Put)}
     assert not any(key.startswith(op.key) for op in last[0].then if isinstance(op, Delete) for key in puts)
+
+
+@pytest.mark.parametrize("goes_on", [False, True])
+def test_who_was_done_and_fenced_learns_that_its_generation_is_over(goes_on: bool) -> None:
+    """It stayed for the workers of the others, whose store it had, and for ever: in its new session it had no seat to lose."""
+    stage = Stage(Policy(1, 4, last_call_s=0.0))
+    stage.join("a", "b", "c")
+    stage.pass_time(1.0)
+    stage.nodes["b"].done()
+    stage.settle()
+    stage.lose("b")
+    stage.join("b#2", is_ready=False, former=Former("b", 1))
+    stage.pass_time(1.0)
+    assert stage.kinds("b#2") == []
+    stage.fail("c")
+    stage.settle()
+    if goes_on:
+        stage.ready("a", "c")
+        stage.pass_time(10.0)
+        assert stage.generation().number == 2
+    assert stage.nodes["b#2"].take_news() == [Regroup("rank 0 on c failed: ValueError: bad luck", 1)]

@@ -459,6 +459,8 @@ class Participant(Membership):
             self._end(Refused(board.refusals[self.id]))
         if seat is not None and self._stopped != seat.generation:
             self._tell_stop(seat)
+        if seat is None and self._former is not None and self._stopped < self._former.generation:
+            self._tell_end_of(self._former)
         if board.closed is not None:
             self._end(Ended(board.closed))
 
@@ -467,3 +469,11 @@ class Participant(Membership):
         if signal is not None and signal.is_stop:
             self._stopped = seat.generation
             self._news.append(Regroup(signal.why, seat.generation))
+
+    def _tell_end_of(self, former: Former) -> None:
+        """What we had a seat in under another id is over: whoever stays for the sake of it need not any longer."""
+        signal, number = self.board.signals.get(former.generation), self.board.number
+        if number > former.generation or (signal is not None and signal.is_stop):
+            self._stopped = former.generation
+            why = signal.why if signal is not None else f"generation {number} was formed without this node"
+            self._news.append(Regroup(why, former.generation))

@@ -148,7 +148,7 @@ class SayReady(Value):
 
 
 class EndWorkerStore(Value):
-    """That of the last generation, if it was here."""
+    """That of the last generation, if it was here, or was to be."""
 
 
 class SayFailed(Value):
