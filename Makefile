@@ -8,8 +8,10 @@ SEEDS ?= 0:100000
 JOBS ?= $(shell nproc)
 VENV := .venv
 BIN := $(VENV)/bin
-# Tests that must not run beside each other, or share a fixture, are in one group, which one process runs.
-PARALLEL := --numprocesses $(JOBS) --dist loadgroup
+# Tests that must not run beside each other, or share a fixture, are in one group, which one process runs. Most of them wait for
+# something, so there are more processes than cores.
+TEST_JOBS ?= $(shell echo $$(($(JOBS) * 3 / 2)))
+PARALLEL := --numprocesses $(TEST_JOBS) --dist loadgroup
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet install
 
 # Without .pyc files every start would compile the package anew: in the tests, in the demo and in the figures.
