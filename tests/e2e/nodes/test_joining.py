@@ -211,3 +211,15 @@ def test_a_wait_has_an_end(job: Any, within: Any):
     assert "close_timeout 5 s (--rdzv-conf)" in told
     assert "keep_alive_interval" not in told, "what was not changed is told only for debugging"
     assert "run 'a-job': waited 1 s for enough nodes in vain" in lonely.stderr
+
+
+def test_the_start_takes_four_lines_at_most(job: Any):
+    """The host's too: threads, where the nodes meet, who hosts the store, and the generation."""
+    nodes = [job.start_host(nnodes="2", workers=1), job.start(nnodes="2", workers=1)]
+    for node in nodes:
+        node.wait_for_world(2)
+        said = [line for line in node.stderr.splitlines() if line.startswith("rallyrun:")]
+        assert 2 <= len(said) <= 4, said
+        assert "generation 1 started: 2 nodes, 2 workers; this is node" in said[-1]
+    job.finish()
+    assert [node.wait() for node in nodes] == [0, 0]
