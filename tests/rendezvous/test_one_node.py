@@ -88,7 +88,7 @@ def test_p13_static_port_0_is_a_free_one_that_is_held() -> None:
         ("  ", 1, {"rank": 0}, "--master-addr and --master-port"),
         ("host", 1, {"rank": 0}, "'host' has none; give --master-port"),
         ("host:x", 1, {"rank": 0}, "'host:x'"),
-        ("host:1", 2, {"rank": 2}, r"node_rank is 2, but with 2 node\(s\)"),
+        ("host:1", 2, {"rank": 2}, r"node_rank is 2, but with 2 nodes"),
         ("host:1", 2, {"rank": 0, "timeout": 0}, "timeout is 0 s"),
         ("host:1", 1, {"rank": 1}, "node_rank is 1"),
         ("host:1", 1, {"rank": -1}, "node_rank is -1"),

@@ -261,7 +261,7 @@ def test_the_start_is_told_in_one_line() -> None:
     finally:
         report.set_sink(None)
     (line,) = lines
-    assert line == "static rendezvous at [::1]:29500: 4 nodes; close_timeout 5 s (--rdzv-conf)"
+    assert line == "static rendezvous at [::1]:29500: 4 nodes; join_timeout 60 s (timeout), close_timeout 5 s (--rdzv-conf)"
 
 
 # --- handlers that meet ----------------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ of a file in it, is not written to: every file is opened below the folder that w
 
 from __future__ import annotations
 
+import _thread  # whoever joins a Thread is remembered by threading, and the deputy's thread is not one of its own
 import errno
 import os
 import stat
@@ -432,29 +433,26 @@ def _remove_if_empty(root: str) -> bool:
 
 def _remove_folders(folders: list[str]) -> None:
     """Folders of which none holds another, beside each other: it may take the kernel milliseconds to free what one took."""
-    from threading import Thread
-
     errors: list[OSError] = []
 
-    def remove(share: list[str]) -> None:
+    def remove(share: list[str], done: _thread.LockType) -> None:
         try:
             for folder in share:
                 os.rmdir(folder)
         except OSError as error:
             errors.append(error)
+        finally:
+            done.release()
 
-    own, *shares = (folders[at::REMOVERS] for at in range(min(REMOVERS, len(folders))))
-    helpers = []
-    for share in shares:
-        helper = Thread(target=remove, args=(share,), daemon=True)
+    shares = [folders[at::REMOVERS] for at in range(min(REMOVERS, len(folders)))]
+    locks = [_thread.allocate_lock() for _ in shares]
+    for share, done in zip(shares, locks, strict=True):
+        done.acquire()
         try:
-            helper.start()
+            _thread.start_new_thread(remove, (share, done))
         except RuntimeError:  # no thread is left
-            own += share
-        else:
-            helpers.append(helper)
-    remove(own)
-    for helper in helpers:
-        helper.join()
+            remove(share, done)
+    for done in locks:
+        done.acquire()
     if errors:
         raise errors[0]

@@ -125,5 +125,8 @@ def _settings(params: RendezvousParameters, rank: int, timeout_s: int) -> Settin
     """What the user has set, and what follows from the rank; torchrun's timeout is that of joining."""
     config = {key: value for key, value in params.config.items() if key != "rank"}
     settings = read_settings(config, environment.own)
-    join_timeout_s = settings.join_timeout_s if settings.is_given("join_timeout") else float(timeout_s)
-    return settings.replace(node_rank=rank, is_host=rank == 0, join_timeout_s=join_timeout_s)
+    settings = settings.replace(node_rank=rank, is_host=rank == 0)
+    if settings.is_given("join_timeout"):
+        return settings
+    given = () if timeout_s == defaults.RDZV_TIMEOUT_S else (("join_timeout", "timeout"),)
+    return settings.replace(join_timeout_s=float(timeout_s), sources=(*settings.sources, *given))
