@@ -241,20 +241,16 @@ def waiting_for_programs() -> dict[str, Any]:
 @case
 def ending_programs() -> dict[str, Any]:
     facts = {}
-    for name, program, arguments in (
-        ("by default", 'trap "echo term; exit 3" TERM; while :; do sleep 0.05; done', {}),
-        ("with another signal", 'trap "echo int; exit 3" INT; while :; do sleep 0.05; done', {"death_sig": signal.SIGINT}),
-        (
-            "who does not listen",
-            'trap "" TERM; echo deaf; while :; do sleep 0.05; done',
-            {"death_sig": signal.SIGTERM, "timeout": 1},
-        ),
+    for name, trap, words, arguments in (
+        ("by default", 'trap "echo term; exit 3" TERM', "ready", {}),
+        ("with another signal", 'trap "echo int; exit 3" INT', "ready", {"death_sig": signal.SIGINT}),
+        ("who does not listen", 'trap "" TERM', "ready\\ndeaf", {"death_sig": signal.SIGTERM, "timeout": 1}),
     ):
         from torch.distributed.elastic.multiprocessing import Std
 
         with folder() as path:
-            context = started(path, f"echo ready; {program}", 1, redirects=Std.OUT)
-            until(lambda p=path: any("ready" in one.read_text() for one in p.rglob("stdout.log")), 5)
+            context = started(path, f"{trap}; printf '{words}\\n'; while :; do sleep 0.05; done", 1, redirects=Std.OUT)
+            until(lambda p=path: any("ready" in one.read_text() for one in p.rglob("stdout.log")), 30)
             begun = time.monotonic()
             answer = outcome(context.close, **arguments)
             pid = context.pids()[0]
