@@ -16,7 +16,8 @@ from tests.simulation.world import Violation
 
 from rallypoint.coordination.held_lease import HeldLease
 from rallypoint.coordination.model import Transaction, Watch
-from rallypoint.protocol.participant import Participant, Seated
+from rallypoint.protocol.participant import Participant
+from rallypoint.protocol.session import Seated, Staying
 from rallypoint.protocol.tenure import NO_LICENCE, Tenure
 
 TYPE_CHECKING = False
@@ -252,7 +253,7 @@ class Driver(Line):
 
     def _arm_wake(self, participant: Participant) -> None:
         wake_at = participant.wake_at()
-        if wake_at is None or self.agent.is_leaving:
+        if wake_at is None or (self.agent.is_leaving and not isinstance(self.agent.session, Staying)):
             return
         if wake_at <= self.agent.time():
             raise Violation(f"{self.agent.name} would spin: there is nothing to ask, but it wants to be woken at once")
