@@ -9,9 +9,7 @@ What is kept under the prefix:
     keys/<key>/queue    a queue, while it holds something: each value behind its length
     marks/<random>      what the connection of this name changed last, so that nothing is done twice
 
-`shared_connection` says how.
-
-What a `SharedStore` does through one connection with an engine: change an item exactly once, and follow what becomes of items.
+One connection with an engine changes an item exactly once, and follows what becomes of items.
 
 A change compares what it was made from, and leaves the connection's mark, with a token of its own, in the same transaction. When
 the store goes out of reach in the middle of it, the mark tells afterwards whether it was done; and since the mark is compared as

@@ -446,12 +446,14 @@ def _remove_folders(folders: list[str]) -> None:
 
     shares = [folders[at::REMOVERS] for at in range(min(REMOVERS, len(folders)))]
     locks = [_thread.allocate_lock() for _ in shares]
-    for share, done in zip(shares, locks, strict=True):
+    for done in locks:
         done.acquire()
+    for share, done in zip(shares[1:], locks[1:], strict=True):
         try:
             _thread.start_new_thread(remove, (share, done))
         except RuntimeError:  # no thread is left
             remove(share, done)
+    remove(shares[0], locks[0])
     for done in locks:
         done.acquire()
     if errors:

@@ -1,8 +1,8 @@
 """Follow files that others write, and show what is added to them, as ``tail -f`` does.
 
 Whole lines only: a line is shown when it is complete, or when the file is known to be at its end, so that lines of several files
-never mix and the last one is never lost. rallypoint's own console output does not come this way, but through the pump of
-`streams`; this is for programs that follow files themselves.
+never mix and the last one is never lost. rallypoint's own console output does not come this way, but through
+`output.pump`; this is for programs that follow files themselves.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ have a flag of their own, which fills ``--rdzv-conf``.
 
 Every setting of the elastic rendezvous, once: its name, what it may be, and what it means. Its default stands in `Settings`.
 
-The table is read by the parser (`settings`), by the line that is printed at the start of a job, and by the documentation.
+The table is read by the parser, by the line that is printed at the start of a job, and by the documentation.
 
 What the value of a setting may be, by its kind: from text, or what a program gives, to a checked value, and back to words.
 

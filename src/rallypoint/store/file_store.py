@@ -1,6 +1,6 @@
 """A store in a file that processes share, on one machine or on a shared file system: torch's FileStore, on torch's files.
 
-The file and what is written in it is the affair of `store.file_store`. A file tells nobody that it has grown: whoever waits for a
+A file tells nobody that it has grown: whoever waits for a
 key looks again, soon at first, and then a hundred times a second.
 
 A file of keys and values that processes write together: torch's FileStore format, read and written as safely as it allows.

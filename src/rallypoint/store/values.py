@@ -2,9 +2,9 @@
 
 The store inside one process, the one in a file and the one that workers reach over the network keep their keys in it, so that an
 operation means the same in all of them. A queue stands beside the values: it is there while it holds something, but is
-neither counted, nor listed, nor deleted. Who waits for what is the affair of `store.values`.
+neither counted, nor listed, nor deleted.
 
-Who waits for which keys, and whom a change lets go.
+And who waits for which keys, and whom a change lets go.
 
 A waiter is let go when each of its keys has been changed once, in whatever order. It need not look again, so a thousand that
 wait for one key cost the one who sets it a thousand answers, and nothing more.
