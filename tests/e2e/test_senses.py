@@ -103,7 +103,7 @@ while not os.path.exists(f"{orders}/finish"):
 
 
 def test_p44_health_metrics_events_and_story_of_a_run_agree(
-    start_rallyrun: Any, script: Any, tmp_path: Path, orders: Path, wait_until: Any
+    start_rallyrun: Any, script: Any, numbers: Any, tmp_path: Path, orders: Path
 ) -> None:
     """Not ready while it waits for other nodes, and while it stops workers; alive all the time; and all tell the same numbers."""
     logs, health, meeting = tmp_path / "logs", *ports.free_ports(2)
@@ -120,6 +120,7 @@ def test_p44_health_metrics_events_and_story_of_a_run_agree(
             job.wait_for(lambda: ask(health, "/readyz")[0] == 200)
             running.append(ask_json(health, "/readyz")[1])
             if restarts == 0:
+                job.wait_for(lambda: len(numbers("ready", job.stdout)) == WORKERS)
                 (orders / "fail").touch()
                 job.wait_for(lambda: ask_json(health, "/readyz")[1]["phase"] == "stopping")
                 stopping = parsed_metrics(health)

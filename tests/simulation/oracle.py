@@ -234,7 +234,8 @@ class Oracle:
         if kind == "join" and done:
             raise Violation(f"{agent.name} ends generation {number} for a joiner, knowing that {done} are done")
         gone = [agent.node_id] if is_own else [one for one in seats if one not in self.present]
-        if kind in ("loss", "departure", "sick") and number == self.number and set(gone) <= set(done):
+        # Where nobody is gone, a leader was deposed while the one it missed came back: the store refuses its signal.
+        if kind in ("loss", "departure", "sick") and number == self.number and gone and set(gone) <= set(done):
             raise Violation(f"{agent.name} ends generation {number} for a loss, but whoever is gone was done")
 
     def workers_start(self, agent: Agent, generation: int) -> None:

@@ -119,7 +119,7 @@ def test_watches_go_on_at_another_member_and_miss_nothing(mortal: Cluster, mourn
         mortal.members[number].kill()
         write(f"{number}b")
         told += until_back(client, lambda events, number=number: f"n/{number}b" in keys(events))  # type: ignore[misc]
-        mortal.members[number].start()
+        mortal.replace(mortal.members[number])
     assert sorted(set(keys(told))) == written
     revisions = [event.revision for event in told]
     assert revisions == sorted(set(revisions)), "each once, in order"

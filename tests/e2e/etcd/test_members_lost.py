@@ -118,7 +118,7 @@ def test_five_agents_outlive_the_leader_and_another_member(
     within("what our client adds to etcd's own stall", ours_s - own_s, ADDED_STALL_S)
     assert all(alive(worker.pid) for worker in workers)
     assert check_worlds(*nodes) == 1, "nobody was restarted for it"
-    leader.start()
+    cluster.replace(leader)
 
     victim = cluster.members[(cluster.leader() + 1) % 3]
     lost = nodes.pop()
@@ -127,7 +127,7 @@ def test_five_agents_outlive_the_leader_and_another_member(
     after = [node.wait_for_world(4, since=lost_at, timeout_s=FENCE_S + ELECTION_S)[0] for node in nodes]
     print(f"from the loss of a member and an agent to the smaller world: {max(one.at for one in after) - lost_at:.2f} s")
     assert sorted(one.rank for one in after) == [0, 1, 2, 3]
-    victim.start()
+    cluster.replace(victim)
 
     late = job.start(nnodes="3:5", workers=1, conf=conf)
     for node in (*nodes, late):
