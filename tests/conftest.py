@@ -43,6 +43,7 @@ LONG_PARAMETER, SHOWN_OF_IT = 64, 16
 LONGEST_NAME = 300
 ALONE_OF_THEIR_KIND = Path(__file__).parent / "network"  # they look at all namespaces and interfaces of the machine
 SHARED_BY_FOLDERS = ("shared_cluster", "modules")  # those of the fixtures with the scope of a session that take seconds to make
+LONG_ONES = {"training", "e2e"}  # these folders' tests begin first, so that none of them is the only one at work in the end
 FOREIGN_PREFIXES = ("PET_", "TORCHELASTIC_", "TORCH_ELASTIC_", "TORCH_NCCL_", "GROUP_", "ROLE_", "RALLYPOINT_")
 FOREIGN_NAMES = (
     "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS", "LOGLEVEL",
@@ -88,6 +89,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason="needs root"))
         if isinstance(item, pytest.Function) and (group := shared_by(item)) and item.get_closest_marker("xdist_group") is None:
             item.add_marker(pytest.mark.xdist_group(group))
+    items.sort(key=lambda item: LONG_ONES.isdisjoint(item.path.parts))
 
 
 def shared_by(item: pytest.Function) -> str:

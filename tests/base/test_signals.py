@@ -117,3 +117,23 @@ def test_M1_whoever_takes_the_wakeup_descriptor_from_us_takes_no_signal() -> Non
         assert signal.set_wakeup_fd(ours) == -1
         assert inbox.take() is signal.SIGUSR1
         assert inbox.received == 1
+
+
+def test_a_signal_that_nobody_took_is_forgotten_with_the_last_watcher() -> None:
+    """A second one, say, while the first one's end of the workers was under way: it concerns nobody who comes later."""
+    with inbox.watch("SIGUSR1"):
+        for _ in range(3):
+            signal.raise_signal(signal.SIGUSR1)
+        assert inbox.take() is signal.SIGUSR1
+    assert inbox.take() is None
+
+
+def test_other_threads_do_not_take_the_main_threads_signals() -> None:
+    taken: list[object] = []
+    with inbox.watch("SIGUSR1"):
+        signal.raise_signal(signal.SIGUSR1)
+        other = threading.Thread(target=lambda: taken.extend((inbox.fileno(), inbox.collect(), inbox.take())))
+        other.start()
+        other.join()
+        assert taken == [None, [], None]
+        assert inbox.take() is signal.SIGUSR1

@@ -10,10 +10,11 @@ import time
 from typing import Any
 
 import pytest
+from tests.patience import AT_ONCE_S
 
-GRACE_S = 1.0
-# Four workers, one grace: one after the other would take four seconds.
-MOST_S = 2.5
+GRACE = "3"
+GRACE_S = float(GRACE)
+MOST_S = 4 * GRACE_S  # four workers, one grace: one after the other would take as long
 
 # Every worker but the one that is told to fail ignores polite signals. The clock is the same for all processes of a machine.
 STUBBORN = """
@@ -43,10 +44,10 @@ def start_four(start_rallyrun: Any, numbers: Any, args: list[Any], env: dict[str
 @pytest.mark.parametrize(
     ("flags", "env"),
     [
-        (["--shutdown-timeout", "1"], {}),
-        ([], {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "1"}),
-        ([], {"PET_SHUTDOWN_TIMEOUT": "1"}),
-        (["--shutdown-timeout", "1"], {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "30"}),
+        (["--shutdown-timeout", GRACE], {}),
+        ([], {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": GRACE}),
+        ([], {"PET_SHUTDOWN_TIMEOUT": GRACE}),
+        (["--shutdown-timeout", GRACE], {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "30"}),
     ],
     ids=["flag", "variable", "PET variable", "flag before variable"],
 )
@@ -57,13 +58,13 @@ def test_the_grace_after_a_signal(start_rallyrun: Any, script: Any, numbers: Any
     job.send_signal(signal.SIGTERM)
     assert job.wait() == 143
     assert GRACE_S <= time.monotonic() - sent_at < MOST_S
-    assert "1 s" in job.stderr, "the time to stop is not told"
+    assert f"{GRACE} s" in job.stderr, "the time to stop is not told"
 
 
 def test_the_grace_after_a_failure(start_rallyrun: Any, script: Any, numbers: Any, tmp_path: Any):
     """P08: when a worker fails, the others have the same grace."""
     now = tmp_path / "now"
-    job = start_four(start_rallyrun, numbers, ["--shutdown-timeout", "1", script(STUBBORN), now])
+    job = start_four(start_rallyrun, numbers, ["--shutdown-timeout", GRACE, script(STUBBORN), now])
     now.touch()
     assert job.wait() == 1
     [failed_ns] = numbers("failing", job.stdout)
@@ -73,7 +74,7 @@ def test_the_grace_after_a_failure(start_rallyrun: Any, script: Any, numbers: An
 def test_the_grace_before_a_restart(start_rallyrun: Any, script: Any, numbers: Any, tmp_path: Any):
     """P08: and when the group is restarted."""
     now = tmp_path / "now"
-    job = start_four(start_rallyrun, numbers, ["--shutdown-timeout", "1", "--max-restarts", "1", script(STUBBORN), now])
+    job = start_four(start_rallyrun, numbers, ["--shutdown-timeout", GRACE, "--max-restarts", "1", script(STUBBORN), now])
     now.touch()
     assert job.wait() == 0
     [failed_ns] = numbers("failing", job.stdout)
@@ -88,7 +89,7 @@ def test_no_grace(start_rallyrun: Any, script: Any, numbers: Any):
     sent_at = time.monotonic()
     job.send_signal(signal.SIGTERM)
     assert job.wait() == 143
-    assert time.monotonic() - sent_at < 1.0
+    assert time.monotonic() - sent_at < AT_ONCE_S
 
 
 @pytest.mark.parametrize("restarts", [0, 1])
@@ -123,7 +124,7 @@ def test_the_end_is_not_delayed_by_the_grace(start_rallyrun: Any, script: Any, n
     sent_at = time.monotonic()
     job.send_signal(signal.SIGTERM)
     assert job.wait() == 143
-    assert time.monotonic() - sent_at < 1.0
+    assert time.monotonic() - sent_at < AT_ONCE_S
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -135,7 +136,7 @@ def test_a_second_signal_kills_at_once(start_rallyrun: Any, script: Any, numbers
     sent_at = time.monotonic()
     job.send_signal(number)
     assert job.wait() == 128 + number
-    assert time.monotonic() - sent_at < 1.0
+    assert time.monotonic() - sent_at < AT_ONCE_S
     assert "Traceback" not in job.stderr
 
 
@@ -179,13 +180,13 @@ def test_children_of_a_worker_are_told_too(start_rallyrun: Any, script: Any, num
     inner = script(TELLS_SIGNAL, "inner.py")
     worker = script(f'#!/bin/sh\ntrap "" TERM\npython="$1"\n"$python" {inner}\n', "outer.sh")
     worker.chmod(0o755)
-    job = start_rallyrun(["--standalone", "--shutdown-timeout", "10", "--no-python", worker, sys.executable])
+    job = start_rallyrun(["--standalone", "--shutdown-timeout", "30", "--no-python", worker, sys.executable])
     job.wait_for(lambda: numbers("ready", job.stdout))
     sent_at = time.monotonic()
     job.send_signal(signal.SIGTERM)
     assert job.wait() == 143
     assert numbers("received", job.stdout) == [signal.SIGTERM]
-    assert time.monotonic() - sent_at < 5.0
+    assert time.monotonic() - sent_at < AT_ONCE_S
 
 
 @pytest.mark.root
@@ -210,7 +211,7 @@ def test_a_worker_that_cannot_be_killed(
         job.send_signal(signal.SIGTERM)
     assert job.wait() == 4
     took_s = time.monotonic() - stopped_at
-    assert 2.0 <= took_s < 5.0, "one second to stop, one to die, and a bounded time for the rest"
+    assert 2.0 <= took_s < 2.0 + AT_ONCE_S, "one second to stop, one to die, and a bounded time for the rest"
     assert alive(frozen)
     assert re.search(rf"did not end .*\b{frozen}\b", job.stderr)
     assert str(other) not in job.stderr.rsplit("did not end", 1)[1]

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.patience import AT_ONCE_S
 
 from rallypoint.errors import SignalException, UsageError, WorkerStartError
 from rallypoint.output.log_specs import DefaultLogsSpecs, Std
@@ -86,7 +87,7 @@ def test_v5_workers_are_killed_past_a_warden_that_is_stopped(
     killer.join()
     began_at = time.monotonic()
     context.close(signal.SIGKILL)
-    assert time.monotonic() - began_at < 3.0
+    assert time.monotonic() - began_at < AT_ONCE_S
 
 
 def test_v5_a_stop_without_grace_does_not_wait_for_a_warden_that_is_stopped(
@@ -97,7 +98,7 @@ def test_v5_a_stop_without_grace_does_not_wait_for_a_warden_that_is_stopped(
     stop_warden(context)
     began_at = time.monotonic()
     context.close(signal.SIGKILL)
-    assert time.monotonic() - began_at < 3.0
+    assert time.monotonic() - began_at < AT_ONCE_S
     assert not any(map(alive, pids))
 
 
@@ -109,7 +110,7 @@ def test_v5_a_graceful_stop_waits_five_seconds_for_a_warden_that_is_stopped(
     stop_warden(context)
     began_at = time.monotonic()
     context.close(signal.SIGTERM, 30)
-    assert time.monotonic() - began_at < 5.0 + 3.0
+    assert time.monotonic() - began_at < 5.0 + AT_ONCE_S
     assert not any(map(alive, pids))
 
 
@@ -145,7 +146,7 @@ def test_a_wait_of_0_only_looks(start: Callable[..., PContext], alive: Alive) ->
     context = start(SLEEP)
     started_at = time.monotonic()
     assert context.wait(0) is None
-    assert time.monotonic() - started_at < 0.5
+    assert time.monotonic() - started_at < AT_ONCE_S
     assert alive(context.pids()[0])
 
 
@@ -153,7 +154,7 @@ def test_a_wait_in_vain_takes_its_time_and_kills_nobody(start: Callable[..., PCo
     context = start(SLEEP, SLEEP)
     started_at = time.monotonic()
     assert context.wait(timeout=0.3) is None
-    assert 0.3 <= time.monotonic() - started_at < 5
+    assert 0.3 <= time.monotonic() - started_at < AT_ONCE_S
     assert all(map(alive, context.pids().values()))
 
 
@@ -161,7 +162,7 @@ def test_an_end_is_seen_at_once_whatever_the_period(start: Callable[..., PContex
     context = start("sleep 0.2")
     started_at = time.monotonic()
     assert context.wait(period=60) is not None
-    assert time.monotonic() - started_at < 5
+    assert time.monotonic() - started_at < AT_ONCE_S
 
 
 def test_one_failure_ends_the_wait_and_the_others_go_on(start: Callable[..., PContext], alive: Alive) -> None:
@@ -230,7 +231,7 @@ def test_a_child_that_holds_the_pipes_does_not_hold_up_the_result(start: Callabl
     context = start("sleep 60 & exit 1")
     started_at = time.monotonic()
     assert exit_codes(finished(context)) == {0: 1}
-    assert time.monotonic() - started_at < 5
+    assert time.monotonic() - started_at < AT_ONCE_S
 
 
 def test_the_news_fd_is_readable_when_a_process_has_ended(start: Callable[..., PContext]) -> None:
@@ -428,8 +429,8 @@ def test_whoever_ignores_the_signal_is_killed_when_the_grace_is_over_all_at_once
     context = start(*[stubborn(tmp_path, rank) for rank in range(4)])
     wait_until(lambda: all((tmp_path / f"ready{rank}").exists() for rank in range(4)))
     started_at = time.monotonic()
-    context.close(signal.SIGTERM, timeout=0.6)
-    assert 0.6 <= time.monotonic() - started_at < 2.0
+    context.close(signal.SIGTERM, timeout=2.5)
+    assert 2.5 <= time.monotonic() - started_at < 4 * 2.5
     assert not any(map(alive, context.pids().values()))
 
 
@@ -437,7 +438,7 @@ def test_close_waits_no_longer_than_the_workers_need(start: Callable[..., PConte
     context = start(SLEEP, SLEEP)
     started_at = time.monotonic()
     context.close(timeout=30)
-    assert time.monotonic() - started_at < 5
+    assert time.monotonic() - started_at < AT_ONCE_S
 
 
 def test_no_grace_at_all_kills_at_once(start: Callable[..., PContext], tmp_path: Path, wait_until: Any) -> None:
@@ -445,7 +446,7 @@ def test_no_grace_at_all_kills_at_once(start: Callable[..., PContext], tmp_path:
     wait_until((tmp_path / "ready0").exists)
     started_at = time.monotonic()
     context.close(timeout=0)
-    assert time.monotonic() - started_at < 2
+    assert time.monotonic() - started_at < AT_ONCE_S
 
 
 def test_the_grace_is_over_when_there_is_no_time_left_for_it(
@@ -461,7 +462,7 @@ def test_the_grace_is_over_when_there_is_no_time_left_for_it(
     assert context.wait(0.05) is None
     began = time.monotonic()
     context.close(signal.SIGTERM, timeout=30)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < AT_ONCE_S
     os.close(readable)
     os.close(writable)
 
@@ -510,7 +511,7 @@ def test_a_second_signal_during_close_kills_at_once(start: Callable[..., PContex
         context.close(signal.SIGTERM, timeout=30)
     for timer in timers:
         timer.join()
-    assert time.monotonic() - started_at < 5
+    assert time.monotonic() - started_at < AT_ONCE_S
 
 
 def test_a_signal_during_close_is_not_lost(start: Callable[..., PContext], tmp_path: Path, wait_until: Any) -> None:
@@ -625,7 +626,7 @@ def test_a_context_that_cannot_wake_us_is_polled() -> None:
     context.start()
     started_at = time.monotonic()
     assert context.wait(period=0.1) == RunProcsResult({0: "done"})
-    assert 0.2 <= time.monotonic() - started_at < 5
+    assert 0.2 <= time.monotonic() - started_at < AT_ONCE_S
     context.close()
     context.close(signal.SIGKILL, 3)
     assert context.closed == [(signal.SIGTERM, 30)]
@@ -636,7 +637,7 @@ def test_a_timeout_shorter_than_the_period_is_kept() -> None:
     context.start()
     started_at = time.monotonic()
     assert context.wait(0.1, period=60) is None
-    assert time.monotonic() - started_at < 5
+    assert time.monotonic() - started_at < AT_ONCE_S
     context.close()
 
 

@@ -120,7 +120,7 @@ class SignalInbox:
 
     def begin(self, names: str) -> bool:
         """Start to receive; whether anything can be received here, and so whether `end` is to be called."""
-        if threading.current_thread() is not threading.main_thread():
+        if not _is_main_thread():
             return False
         self._watchers += 1
         if self._watchers > 1:
@@ -155,6 +155,7 @@ class SignalInbox:
 
     def _close(self) -> None:
         self._old_handlers.clear()
+        self._pending.clear()
         for fd in self._pipe or ():
             os.close(fd)
         self._pipe = None
@@ -185,11 +186,11 @@ class SignalInbox:
 
     def fileno(self) -> int | None:
         """Readable when a signal has come; None where none can come."""
-        return self._pipe[0] if self._pipe else None
+        return self._pipe[0] if self._pipe and _is_main_thread() else None
 
     def collect(self) -> list[signal.Signals]:
-        """What has come since the last look; it stays to be taken."""
-        if self._pipe is None:
+        """What has come since the last look; it stays to be taken. Only the main thread takes: signals are told to it alone."""
+        if self._pipe is None or not _is_main_thread():
             return []
         try:
             numbers = os.read(self._pipe[0], 4096)
@@ -211,7 +212,7 @@ class SignalInbox:
     def take(self) -> signal.Signals | None:
         """The oldest signal not yet taken."""
         self.collect()
-        return self._pending.pop(0) if self._pending else None
+        return self._pending.pop(0) if self._pending and _is_main_thread() else None
 
     def raise_pending(self) -> None:
         number = self.take()
@@ -229,6 +230,10 @@ class SignalInbox:
                 yield
             finally:
                 self._may_raise = False
+
+
+def _is_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()
 
 
 inbox = SignalInbox()
