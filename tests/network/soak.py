@@ -370,7 +370,7 @@ class Soak:
             slot.heal()
         healed_at = clock()
         self.until(lambda: all(slot.is_up and not slot.is_sick for slot in self.slots), LEAVING_S + 5, "an agent everywhere")
-        self.until(lambda: self.net.journal.whole_world(len(self.slots)), NO_WORLD_S, "a world of all machines")
+        self.until(self._are_together, NO_WORLD_S, "a world of all machines")
         print(f"all machines were together {max(0.0, self._completed_at() - healed_at):.1f} s after the last fault was healed")
 
     def finish(self) -> list[int | None]:
@@ -412,6 +412,11 @@ class Soak:
         journal = self.net.journal
         latest = journal.generations()[-1]
         return len(latest) == latest[0]["world_size"] and min(map(journal.last_beat, latest)) > clock() - SEEN_S
+
+    def _are_together(self) -> bool:
+        """Whether the latest world is whole, and one of the agents that run now: not of one that has just left for another."""
+        world = self.net.journal.whole_world(len(self.slots)) or []
+        return {worker["node"] for worker in world} == {slot.name for slot in self.slots}
 
     def _completed_at(self) -> float:
         return float(max(worker["began"] for worker in self.net.journal.generations()[-1]))
