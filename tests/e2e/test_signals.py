@@ -197,8 +197,9 @@ def test_ctrl_c_while_interpreters_start(start_rallyrun: Any, script: Any, proce
         job.send_signal(signal.SIGINT)
         assert job.wait(20) == 130, job.stderr
         assert time.monotonic() - sent_at < 1.0 + AT_ONCE_S
-        assert "Traceback" not in job.stderr, job.stderr
-        wait_until(lambda: not marked(), 2.0)
+        said, _, _ = job.stderr.partition("Fatal Python error: init_")  # by an interpreter that trips over it in its own start
+        assert "Traceback" not in said, job.stderr
+        wait_until(lambda: not marked(), AT_ONCE_S)
 
 
 # Word for word what Python 3.11 says when it is interrupted before its first line of user code, at two different moments.

@@ -27,6 +27,7 @@ HAPPENS = (
     "replies lost", "requests lost", "restarts", "second holders refused", "sick nodes", "starts refused by the warden",
     "stays for the workers of others", "stores given up", "testimonies", "timedout",
 )  # fmt: skip
+EVENTFUL_SEEDS = (0, 1, 3, 4, 5, 6, 7, 8, 11, 14, 16, 28, 108, 143, 246)
 
 
 @pytest.mark.parametrize("begin", range(0, SEEDS, BATCH))
@@ -43,13 +44,11 @@ def test_no_seed_breaks_a_rule(begin: int) -> None:
 
 
 def test_everything_happens() -> None:
-    """A simulator in which nothing happens finds nothing."""
-    missing = set(HAPPENS)
-    for happened, _ in run_seeds(0, SEEDS):
-        missing -= {what for what in HAPPENS if happened[what]}
-        if not missing:
-            return
-    assert not missing
+    """A simulator in which nothing happens finds nothing. Where faults fall otherwise, ``--histogram`` finds other such seeds."""
+    tally: Counter[str] = Counter()
+    for seed in EVENTFUL_SEEDS:
+        tally.update(simulate(seed))
+    assert not [what for what in HAPPENS if not tally[what]]
 
 
 @pytest.mark.parametrize("seed", range(5))
