@@ -31,7 +31,7 @@ def kill_and_meet_again(job: Any, victims: list[int], world: int = 4) -> list[An
 
 @pytest.mark.parametrize(
     "kills",
-    [pytest.param(3, marks=pytest.mark.timeout(180)), pytest.param(20, marks=[pytest.mark.soak, pytest.mark.timeout(900)])],
+    [pytest.param(2, marks=pytest.mark.timeout(180)), pytest.param(20, marks=[pytest.mark.soak, pytest.mark.timeout(900)])],
 )
 def test_gloo_recovers_from_every_kill(job: Any, kills: int):
     """P16: the worker of rank 0, one of the node without the store, one of the node with it, and so on."""

@@ -9,21 +9,20 @@ import pytest
 
 pytestmark = pytest.mark.torch
 
-JOBS = 50
-
 
 @pytest.mark.parametrize(
-    ("with_torch", "workers", "all_there_s"),
+    ("count", "with_torch", "workers", "all_there_s"),
     [
-        pytest.param(4, 2, 60.0, marks=pytest.mark.timeout(150)),
-        pytest.param(JOBS, 1, 300.0, marks=[pytest.mark.soak, pytest.mark.timeout(600)]),
+        pytest.param(12, 2, 2, 60.0, marks=pytest.mark.timeout(150)),
+        pytest.param(50, 50, 1, 300.0, marks=[pytest.mark.soak, pytest.mark.timeout(600)]),
     ],
 )
-def test_fifty_jobs_at_once(
-    make_job: Callable[[], Any], listening_ports: Callable[[int], set[int]], with_torch: int, workers: int, all_there_s: float
-):
+def test_many_jobs_at_once(
+    make_job: Callable[[], Any], listening_ports: Callable[[int], set[int]], count: int, with_torch: int, workers: int,
+    all_there_s: float,
+):  # fmt: skip
     """P13: no port is handed out twice; each is held by its agent as long as the job runs. Not all of the jobs load torch."""
-    jobs = [make_job() for _ in range(JOBS)]
+    jobs = [make_job() for _ in range(count)]
     for number, job in enumerate(jobs):
         program = "rank_sum.py" if number < with_torch else "count_workers.py"
         job.start("--standalone", "--nproc-per-node", str(workers), program=program)
@@ -31,9 +30,9 @@ def test_fifty_jobs_at_once(
     for job in jobs:
         told = job.wait_for_sum(0, workers, all_there_s)
         masters.append(told[0].master[1])
-    assert len(set(masters)) == JOBS
+    assert len(set(masters)) == count
     for job, port in zip(jobs, masters, strict=True):
         assert port in listening_ports(job.agents[0].pid)
     for job in jobs:
         job.finish()
-    assert [job.agents[0].wait() for job in jobs] == [0] * JOBS
+    assert [job.agents[0].wait() for job in jobs] == [0] * count
