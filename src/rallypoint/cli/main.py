@@ -75,7 +75,7 @@ def rallypoint_main(argv: Sequence[str] | None = None) -> int:
     if command in ("-h", "--help"):
         from rallypoint.cli import usage
 
-        return _print(usage.overview())
+        return _print(usage.OVERVIEW)
     return _speaking(lambda: _refuse(command))
 
 
@@ -141,13 +141,9 @@ def _answer(args: SimpleNamespace) -> int:
     """The flags that want an answer and no job."""
     if args.version:
         return _print(_version("rallyrun"))
-    if args.help:
-        from rallypoint.cli import usage
+    from rallypoint.cli import usage
 
-        return _print(usage.help_text())
-    from rallypoint.cli import completion
-
-    return _print(completion.script(args.print_completion))
+    return _print(usage.help_text() if args.help else usage.completion_script(args.print_completion))
 
 
 def _explain(error: BaseException, pass_exit_code: bool) -> int:
