@@ -55,7 +55,7 @@ PURE_MODULES = {
         "restarts", "seating", "session", "shutdown", "stale_job", "tenure", "verdict", "worker_plan",
     ],
     "store": ["values"],
-    "story": ["chronicle", "event_records", "goodput", "phases", "story"],
+    "story": ["event_records", "phases", "story"],
     "timers": ["timer_table"],
 }  # fmt: skip
 PURE_NAMES = {f"rallypoint.{folder}.{name}" for folder, names in PURE_MODULES.items() for name in names}

@@ -19,11 +19,9 @@ from rallypoint.base.text import many
 from rallypoint.cli.command_line import closest
 from rallypoint.errors import ExitCode, UsageError
 from rallypoint.story import phases
-from rallypoint.story.chronicle import Entry, NodeRun
 from rallypoint.story.event_logs import select
 from rallypoint.story.event_records import ENDED
-from rallypoint.story.goodput import Account
-from rallypoint.story.story import Story, duration, sentence, tell
+from rallypoint.story.story import Account, Entry, NodeRun, Story, duration, sentence, tell
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

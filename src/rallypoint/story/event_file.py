@@ -17,7 +17,11 @@ from rallypoint.base.outbox import Outbox
 from rallypoint.events import Event, EventSource
 from rallypoint.output.log_specs import LogFolder, open_log
 
-__all__ = ["EventFile"]
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import logging
+
+__all__ = ["EventFile", "make_sink"]
 
 KEPT_AT_MOST = 1000  # events of a run that has no folder yet
 
@@ -94,3 +98,15 @@ class EventFile:
 
 
 current: EventFile | None = None  # that of the run which this process is in
+
+
+def make_sink() -> logging.Handler:
+    """The sink ``file``: events that anybody records go to the file of the run; outside of a run they go nowhere."""
+    import logging
+
+    class EventFileHandler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if current is not None:
+                current.add(Event.deserialize(record.getMessage()))
+
+    return EventFileHandler()
