@@ -45,11 +45,10 @@ PURE = {
 PURE_MODULES = {
     "base": ["bounded_json", "text"],
     "coordination": ["cell.document", "embedded.dialling_rules", "fence", "held_lease", "keyspace", "model"],
-    "hangs": ["control", "pulse_page", "rules", "stack_groups"],
+    "hangs": ["control", "pulse_page", "rules"],
     "hardware": ["binding"],
     "health": ["rules"],
     "net": ["http"],
-    "processes": ["inactivity"],
     "protocol": [
         "agent_machine", "board", "failure_reports", "generation", "job_records", "leader", "news", "participant", "ranks",
         "restarts", "seating", "session", "shutdown", "stale_job", "tenure", "verdict", "worker_plan",
