@@ -22,10 +22,10 @@ from hypothesis import strategies as st
 from rallypoint.base import report
 from rallypoint.errors import UsageError
 from rallypoint.output import console as console_module
-from rallypoint.output.console import console_writer
-from rallypoint.output.log_file import LogFile, write_all
+from rallypoint.output.console import console_writer, write_all
 from rallypoint.output.log_specs import Std
-from rallypoint.output.pump import Route, StreamPump
+from rallypoint.output.outlets import Route
+from rallypoint.output.pump import LogFile, StreamPump
 
 DEADLINE_S = 20.0
 WaitUntil = Callable[..., object]
@@ -417,7 +417,7 @@ def test_the_console_is_given_time_to_take_the_rest(pump: StreamPump) -> None:
 
 WRITER_PROGRAM = """
 import os, sys
-from rallypoint.output.console import console_writer
+from rallypoint.output.console import console_writer, write_all
 from rallypoint.output.log_specs import Std
 sys.stdout.write("buffered before ")
 console_writer(Std.OUT)(b"\\xff" * {count})

@@ -231,7 +231,7 @@ def _write(text: str) -> None:
         while data:
             data = data[os.write(2, data) :]
     except BlockingIOError:  # somebody who shares it has made it so
-        from rallypoint.output.log_file import write_all
+        from rallypoint.output.console import write_all
 
         write_all(2, data)
     except OSError:  # a stderr that is closed or full must not end a job that runs well
