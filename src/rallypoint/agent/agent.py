@@ -17,8 +17,8 @@ from contextlib import contextmanager
 
 from rallypoint.agent.capabilities import peers_of
 from rallypoint.agent.peers import OwnRestarts
-from rallypoint.agent.records import AgentRecords, _get_fq_hostname, describe, event_of, state_of
-from rallypoint.agent.workers import RunResult, Worker, WorkerGroup, WorkerSpec, WorkerState, _RoleInstanceInfo
+from rallypoint.agent.records import AgentRecords, _get_fq_hostname, describe
+from rallypoint.agent.workers import RunResult, Worker, WorkerGroup, WorkerSpec, WorkerState, _RoleInstanceInfo, workers_of
 from rallypoint.base import defaults, outbox, report
 from rallypoint.base.json_text import to_json
 from rallypoint.base.signals import inbox
@@ -33,7 +33,7 @@ from rallypoint.events import Event, EventSource
 from rallypoint.metrics import prof, put_metric
 from rallypoint.processes.context import wait_readable
 from rallypoint.protocol import agent_machine, restarts
-from rallypoint.protocol.ranks import Member, WorkerRanks, assign
+from rallypoint.protocol.ranks import Member, assign
 from rallypoint.store import barriers
 
 TYPE_CHECKING = False
@@ -298,14 +298,14 @@ class SimpleElasticAgent(ElasticAgent):
         """Our ranks: the job knows them, or we compute them from what all agents tell about their workers."""
         known = self._peers.worker_ranks()
         if known is not None:
-            return _workers(known)
+            return workers_of(known)
         members = [Member(spec.role, spec.local_world_size)]
         if group_world_size > 1:
             my_info = _RoleInstanceInfo(spec.role, group_rank, spec.local_world_size).serialize()
             with inbox.interrupting():
                 told = barriers.synchronize(store, my_info, group_rank, group_world_size, _ROLE_INFO_PREFIX)
             members = [Member(info.role, info.local_world_size) for info in map(_RoleInstanceInfo.deserialize, told)]
-        return _workers(assign(members, group_rank if group_world_size > 1 else 0))
+        return workers_of(assign(members, group_rank if group_world_size > 1 else 0))
 
     def _exit_barrier(self) -> None:
         """Stay until all agents are done, or for the exit barrier's time: whoever leaves early would look like a lost node."""
@@ -355,8 +355,31 @@ class SimpleElasticAgent(ElasticAgent):
         exit_code: int | None = None,
         worker_pid: int | None = None,
     ) -> Event:
-        facts = (state, source, worker, raw_error, duration_ms, exit_code, worker_pid)
-        return event_of(self._worker_group, self._total_execution_time, self._restarts(), *facts)
+        """An agent's event, or one of its workers', with all that dashboards for torchrun look for."""
+        group, spec = self._worker_group, self._worker_group.spec
+        details: dict[str, Any] = {"group_world_size": group.group_world_size, "entry_point": spec.get_entrypoint_name()}
+        if worker is not None:
+            details["local_rank"] = (worker.local_rank,)
+            details["role_rank"] = (worker.role_rank,)
+            details["role_world_size"] = (worker.role_world_size,)
+            details["exit_code"] = (exit_code,)
+            details["worker_pid"] = (worker_pid,)
+        metadata = {
+            "run_id": spec.rdzv_handler.get_run_id(),
+            "global_rank": worker.global_rank if worker is not None else None,
+            "group_rank": group.group_rank,
+            "worker_id": str(worker.id) if worker is not None else None,
+            "role": spec.role,
+            "hostname": _get_fq_hostname(),
+            "state": state,
+            "total_run_time": self._total_execution_time,
+            "rdzv_backend": spec.rdzv_handler.get_backend(),
+            "raw_error": raw_error,
+            "metadata": to_json(details),
+            "agent_restarts": self._restarts(),
+            "duration_ms": duration_ms,
+        }
+        return Event(f"torchelastic.worker.status.{state}", source=source, metadata=metadata)
 
     def _record_worker_start_events(self) -> None:
         """For the sink that was chosen; to the run's file the event of the generation says the same."""
@@ -374,7 +397,13 @@ class SimpleElasticAgent(ElasticAgent):
         return self._construct_event(state, EventSource.WORKER, worker, error, exit_code=failure.exitcode, worker_pid=failure.pid)
 
     def _get_worker_state(self, worker: Worker, result: RunResult) -> str:
-        return state_of(worker, result)
+        """A worker that ended with its group but not by itself was terminated by the agent."""
+        failed = worker.global_rank in result.failures
+        if result.state in {WorkerState.UNHEALTHY, WorkerState.FAILED} and not failed:
+            return "TERMINATED"
+        if failed or worker.global_rank in result.return_values:
+            return result.state.value
+        raise ValueError(f"rank {worker.global_rank} neither failed nor returned; the result is of another generation")
 
     def _record_metrics(self, group_results: RunResult) -> None:
         failed = group_results.is_failed()
@@ -394,7 +423,3 @@ class SimpleElasticAgent(ElasticAgent):
     def _record_metric_with_condition(self, metric_name: str, condition: bool) -> None:
         """1 where it holds, else 0."""
         self._records.put(metric_name, int(condition))
-
-
-def _workers(ranks: tuple[WorkerRanks, ...]) -> list[Worker]:
-    return [Worker(one.local_rank, one.global_rank, one.role_rank, one.world_size, one.role_world_size) for one in ranks]

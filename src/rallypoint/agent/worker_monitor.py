@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 from rallypoint import metrics
 from rallypoint.agent.capabilities import hold_on
-from rallypoint.agent.run_record import RunRecord
+from rallypoint.agent.records import RunRecord
 from rallypoint.agent.workers import WorkerGroup, WorkerSpec
 from rallypoint.base import defaults, environment, report
 from rallypoint.processes.context import PContext
