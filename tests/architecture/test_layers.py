@@ -45,7 +45,7 @@ PURE = {
 PURE_MODULES = {
     "base": ["bounded_json", "text"],
     "coordination": ["cell.document", "embedded.dialling_rules", "fence", "held_lease", "keyspace", "model"],
-    "hangs": ["control", "pulse_page", "rules"],
+    "hangs": ["pulse_page", "rules"],
     "hardware": ["binding"],
     "health": ["rules"],
     "net": ["http"],
