@@ -162,7 +162,7 @@ def _logs(config: LaunchConfig, workers: int) -> LogsDest | None:
     if not isinstance(specs, DefaultLogsSpecs):
         return None
     root = os.path.abspath(specs.root_log_dir)
-    if specs._is_temporary:
+    if specs.is_temporary:
         root = os.path.join(os.path.dirname(root), "rallypoint_<random>")
     folder = os.path.join(root, f"{config.run_id or '<run id>'}_<random>", "attempt_<n>")
     return specs._destinations(list(range(workers)), "" if root == os.devnull else folder)

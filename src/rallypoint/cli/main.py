@@ -68,8 +68,14 @@ def rallypoint_main(argv: Sequence[str] | None = None) -> int:
     command, *rest = list(sys.argv[1:] if argv is None else argv) or ["--help"]
     if command == "run":
         return main(rest)
-    if command in _COMMANDS:
-        return _command(command, rest)
+    if command == "explain":
+        from rallypoint.cli.explain import explain_main
+
+        return explain_main(rest)
+    if command == "stacks":
+        from rallypoint.cli.stacks import stacks_main
+
+        return stacks_main(rest)
     if command == "--version":
         return _print(_version("rallypoint"))
     if command in ("-h", "--help"):
@@ -124,17 +130,6 @@ def run(args: Any) -> None:
     from rallypoint.agent import launch
 
     launch.elastic_launch(config, entry)(*arguments)
-
-
-def _command(name: str, argv: list[str]) -> int:
-    """A command that looks at a run, and runs none."""
-    if name == "explain":
-        from rallypoint.cli.explain import explain_main
-
-        return explain_main(argv)
-    from rallypoint.cli.stacks import stacks_main
-
-    return stacks_main(argv)
 
 
 def _answer(args: SimpleNamespace) -> int:

@@ -150,7 +150,7 @@ class _Stream:
 
 
 class StreamPump:
-    """``open`` a pipe for each stream, ``start``, tell it which ``worker_ended``, and ``close`` it."""
+    """``attach`` a pipe for each stream, ``start``, tell it which ``worker_ended``, and ``close`` it."""
 
     def __init__(self, tail_bytes: int, max_log_bytes: int | None = None, folder: LogFolder | None = None) -> None:
         if max_log_bytes is not None and max_log_bytes < 1:
@@ -171,14 +171,8 @@ class StreamPump:
         self._has_made_wait = False
         self._thread = threading.Thread(target=self._run, name="rallypoint-streams", daemon=True)
 
-    def open(self, route: Route) -> int:
-        """A pipe for this stream: the end that the worker writes to, which the caller hands on and then closes."""
-        read_fd, write_fd = os.pipe()
-        self.attach(route, read_fd)
-        return write_fd
-
     def attach(self, route: Route, read_fd: int) -> None:
-        """Carry this stream from a pipe that is there already; the end is ours from now on."""
+        """Carry this stream from this pipe; the end is ours from now on."""
         log = self._file(route.log_file)
         filtered = self._file(route.filtered_file) if route.filters else None
         os.set_blocking(read_fd, False)

@@ -110,7 +110,7 @@ class WardenClient:
         self._sock = sock
         self._frames = FrameReader(sock)
         self.pid = pid
-        self._is_lost = False
+        self.is_lost = False
         self._told_loss = False
         self._is_dismissed = False
         limits.restore_for(pid)
@@ -169,7 +169,7 @@ class WardenClient:
         try:
             send_frame(self._sock, message, fds or [], time.monotonic() + timeout_s)
         except (BrokenPipeError, ConnectionResetError):  # receive() reports it as Lost
-            self._is_lost = True
+            self.is_lost = True
         except TimeoutError:
             self.give_up()
 
@@ -178,9 +178,9 @@ class WardenClient:
         reports: list[Report] = []
         poll = select.poll()
         poll.register(self._sock, select.POLLIN)
-        if not self._is_lost and poll.poll(None if timeout_s is None else timeout_s * 1000):
+        if not self.is_lost and poll.poll(None if timeout_s is None else timeout_s * 1000):
             reports += self._read()
-        if self._is_lost and not self._told_loss:
+        if self.is_lost and not self._told_loss:
             self._told_loss = True
             reports.append(Lost())
         return reports
@@ -191,29 +191,25 @@ class WardenClient:
             while (frame := self._frames.read()) is not None:
                 reports += _to_reports(*frame[0])
         except EOFError:
-            self._is_lost = True
+            self.is_lost = True
         return reports
-
-    @property
-    def is_lost(self) -> bool:
-        return self._is_lost
 
     def kill(self) -> None:
         """End it at once; the kernel kills the workers with it. One that is lost may be reaped, and its id a stranger's."""
-        if not self._is_lost:
+        if not self.is_lost:
             _kill(self.pid, signal.SIGKILL)
 
     def give_up(self) -> None:
         """Kill it, and hear no more of it."""
         self.kill()
-        self._is_lost = True
+        self.is_lost = True
 
     def dismiss(self) -> None:
         """Hang up, without waiting: the warden kills whatever is left and ends, without a word to anybody."""
         if self._is_dismissed:
             return
         self._is_dismissed = True
-        if not self._is_lost:
+        if not self.is_lost:
             self._send(("dismiss",), timeout_s=0.0)
         try:
             self._sock.shutdown(_socket.SHUT_RDWR)  # closing alone is no hang-up while some fork of ours has a copy
@@ -300,13 +296,11 @@ def _reap_for_ever() -> None:
             time.sleep(NO_CHILD_PAUSE_S)
 
 
-def this_is_a_launcher() -> bool:
-    """Whether this process has no children but ours, so that it may adopt orphans, and may kill whom it adopted."""
-    return _shelf.launched_at is not None
-
-
 def launched_at() -> float | None:
-    """When this process began to be a launcher; None if it is a program of its own, in which agents run."""
+    """When this process began to be a launcher; None if it is a program of its own, in which agents run.
+
+    A launcher has no children but ours, so that it may adopt orphans, and may kill whom it adopted.
+    """
     return _shelf.launched_at
 
 
@@ -332,9 +326,7 @@ def entrust(licence_fd: int) -> None:
     idle = _shelf.swap(None)
     if idle is not None:
         idle.entrust(licence_fd)
-        surplus = _shelf.swap(idle)
-        if surplus is not None:
-            surplus.close()
+        put_back(idle)
 
 
 class keep_wardens:

@@ -148,7 +148,7 @@ class WardedContext(PContext):
 
         self._memory_kills = MemoryKills()
         self._memory_kills.snapshot()
-        if warden_client.this_is_a_launcher():  # then what a killed warden leaves comes to us
+        if warden_client.launched_at() is not None:  # then what a killed warden leaves comes to us
             from rallypoint.processes import kernel
 
             kernel.adopt_orphans()
@@ -233,7 +233,7 @@ class WardedContext(PContext):
         self._handles.await_ends(self.kill_wait_s)
         for rank, pid in left.items():
             self._note_exit(Exited(rank, pid, -signal.SIGKILL, time.time()))
-        if warden_client.this_is_a_launcher():
+        if warden_client.launched_at() is not None:
             kernel.kill_children(self.kill_wait_s)
 
     def _poll(self) -> RunProcsResult | None:
