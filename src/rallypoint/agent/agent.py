@@ -120,7 +120,7 @@ class SimpleElasticAgent(ElasticAgent):
                 return RunResult(WorkerState.SUCCEEDED)
             except SignalException as received:
                 death_sig = received.sigval
-                self._peers.depart(f"{death_sig.name} was received on {_get_fq_hostname()}")
+                self._peers.job.depart(f"{death_sig.name} was received on {_get_fq_hostname()}")
                 report.warn(f"{death_sig.name} was received: passing it on to the workers, {self._shutdown_timeout:g} s to stop")
                 raise
             finally:
@@ -207,7 +207,7 @@ class SimpleElasticAgent(ElasticAgent):
 
     def _look(self) -> agent_machine.Observation:
         group, spec = self._worker_group, self._worker_group.spec
-        news = self._peers.observe()
+        news = self._peers.job.observe()
         if isinstance(news, agent_machine.Fenced) or (isinstance(news, agent_machine.JobEnded) and news.how == "failed"):
             return news
         result = self._last_result = self._monitor_workers(group)
@@ -234,7 +234,7 @@ class SimpleElasticAgent(ElasticAgent):
         return self._own_restarts.rule(result, self._worker_group.spec.max_restarts, self._restarts())
 
     def _fenced(self, why: str) -> agent_machine.Fenced:
-        self._peers.was_fenced(why)
+        self._peers.job.was_fenced(why)
         return agent_machine.Fenced(why)
 
     def _licence_over(self) -> str:
@@ -253,7 +253,7 @@ class SimpleElasticAgent(ElasticAgent):
             worker_group.workers[local_rank].id = worker_id
         worker_group.state = WorkerState.HEALTHY
         self._last_result = RunResult(WorkerState.HEALTHY)
-        self._records.run.formed(worker_group, self._peers.generation(), self._restarts())
+        self._records.run.formed(worker_group, self._peers.job.generation(), self._restarts())
         self._record_worker_start_events()
 
     @prof
@@ -275,7 +275,7 @@ class SimpleElasticAgent(ElasticAgent):
         spec = worker_group.spec
         with self.record_duration("RENDEZVOUS"):
             info = self._peers.next_rendezvous(self._shutdown_timeout, self._entrust_licence)
-        spent = self._peers.restart_count()
+        spent = self._peers.job.restart_count()
         if spent is not None:
             self._remaining_restarts = spec.max_restarts - spent
         self._store = info.store
@@ -296,7 +296,7 @@ class SimpleElasticAgent(ElasticAgent):
     @prof
     def _assign_worker_ranks(self, store: Any, group_rank: int, group_world_size: int, spec: WorkerSpec) -> list[Worker]:
         """Our ranks: the job knows them, or we compute them from what all agents tell about their workers."""
-        known = self._peers.worker_ranks()
+        known = self._peers.job.worker_ranks()
         if known is not None:
             return workers_of(known)
         members = [Member(spec.role, spec.local_world_size)]

@@ -98,7 +98,6 @@ class LocalElasticAgent(SimpleElasticAgent):
         self._worker_env = worker_env or {}
         self._quiet_since: float | None = time.monotonic()  # None once all is loaded that there is to load
         self._monitor = WorkerMonitor(spec, self._records.run, lambda: self._pcontext, hang_timeout)
-        self._run_logs = agent_records.RunLogs(self._records.run)
         if restart_policy is not None:
             self._own_restarts = OwnRestarts(restart_policy)
 
@@ -122,14 +121,14 @@ class LocalElasticAgent(SimpleElasticAgent):
         except BaseException as error:  # whatever it was, it ends the run; it is raised again
             state = self._state
             record.ended(False, state.why if isinstance(state, agent_machine.Done) else f"{type(error).__name__}: {error}")
-            self._run_logs.keep_story(folders_of(self._logs_specs))
+            record.keep_story(folders_of(self._logs_specs))
             raise
         finally:
             self._stop_local_watchdog()
             if self._health_check_server is not None:
                 self._health_check_server.stop()
             self._monitor.close()
-            self._run_logs.close(folders_of(self._logs_specs))
+            record.close(folders_of(self._logs_specs))
 
     def _reserve_files(self) -> None:
         """While nothing is started that could fail for want of them."""
@@ -146,7 +145,7 @@ class LocalElasticAgent(SimpleElasticAgent):
             "monitor_interval": self._worker_group.spec.monitor_interval,
             "hang_timeout": self._hang_timeout,
             "health_timeout": defaults.HEALTH_TIMEOUT_S,
-            "rendezvous": self._peers.settings_in_force(),
+            "rendezvous": self._peers.job.settings_in_force(),
         }
 
     def _setup_healthcheck(self) -> None:
@@ -197,7 +196,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         self._setup_local_watchdog(envs=envs)
         prefixes = {plan.local_rank: plan.prefix for plan in plans if plan.prefix is not None}
         licence: dict[str, Any] = {}  # where there is none, what is called is as torch's: programs put their own in its place
-        if (licence_fd := self._peers.licence_fd()) is not None:
+        if (licence_fd := self._peers.job.licence_fd()) is not None:
             licence["licence_fd"] = licence_fd
         with self._monitor.starting:
             self._pcontext = start_processes(
@@ -216,9 +215,9 @@ class LocalElasticAgent(SimpleElasticAgent):
         hold = hold_on(self._pcontext)
         if self._kill_wait_s is not None:
             hold.kill_wait_s = self._kill_wait_s
-        self._peers.on_fence(hold.kill_at_once)
+        self._peers.job.on_fence(hold.kill_at_once)
         folders, pids = folders_of(self._logs_specs), self._pcontext.pids()
-        self._run_logs.use(folders)
+        self._records.run.use_folders(folders)
         self._monitor.watch(worker_group, pids, folders.run_folder)
         self._note_quiet(is_quiet=False)
         return pids
@@ -233,7 +232,7 @@ class LocalElasticAgent(SimpleElasticAgent):
     ) -> None:
         self._monitor.stop_watching()
         self._stop_local_watchdog()
-        hold_on(self._pcontext).hurry_fd = self._peers.fence_fd()
+        hold_on(self._pcontext).hurry_fd = self._peers.job.fence_fd()
         if self._pcontext is not None:
             self._pcontext.close(death_sig, timeout)
 

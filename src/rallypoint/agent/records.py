@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     Folders = DefaultLogsSpecs | NoFolders
 
-__all__ = ["AgentRecords", "RunLogs", "RunRecord", "describe", "timer_event"]
+__all__ = ["AgentRecords", "RunRecord", "describe", "timer_event"]
 
 CLEARING_TIMEOUT_S = 2.0  # for a folder that may be on a disk which does not answer
 
@@ -106,6 +106,7 @@ class RunRecord:
 
     def __init__(self, spec: WorkerSpec) -> None:
         self.attempt_folder = ""  # where the logs of the present workers are; empty where there are none
+        self._told_dir = ""
         self.checkpoint_at: Callable[[], float | None] = lambda: None  # when the workers last had a complete checkpoint
         self._began_at = warden_client.launched_at() or time.monotonic()
         self.file = event_file.current = event_file.EventFile()
@@ -204,36 +205,30 @@ class RunRecord:
     def _since_beginning(self, now: float) -> float:
         return _rounded(now - self._began_at)
 
+    # --- the run's folder --------------------------------------------------------------------------------------------------
 
-class RunLogs:
-    """Asked at the start of workers and at the end of the run."""
-
-    def __init__(self, record: RunRecord) -> None:
-        self._record = record
-        self._told_dir = ""
-
-    def use(self, folders: Folders) -> None:
+    def use_folders(self, folders: Folders) -> None:
         """The run has a folder now, and a new group of workers."""
-        self._record.attempt_folder = folders.attempt_dir
+        self.attempt_folder = folders.attempt_dir
         if folders.keeps_output:
             self._tell(folders)
         if folders.run_log_dir:
-            self._record.file.place(os.path.join(folders.run_log_dir, defaults.EVENT_FILE), folders.run_folder)
+            self.file.place(os.path.join(folders.run_log_dir, defaults.EVENT_FILE), folders.run_folder)
 
     def keep_story(self, folders: Folders) -> None:
         """A run that failed before its first workers has no folder yet; where the user has named one for logs, it gets it."""
-        if self._record.file.path or folders.is_temporary:
+        if self.file.path or folders.is_temporary:
             return
         try:
-            file_clerk.do(lambda: folders.make_run_folder(self._record.board.status.run_id), CLEARING_TIMEOUT_S)
+            file_clerk.do(lambda: folders.make_run_folder(self.board.status.run_id), CLEARING_TIMEOUT_S)
         except OSError as error:
             report.debug(f"the events of this run could not be kept: {error}")  # what ended it says why
         else:
-            self.use(folders)
+            self.use_folders(folders)
 
     def close(self, folders: Folders) -> None:
         """Leave no empty folder behind, and say where the rest is."""
-        if not folders.run_log_dir or not self._record.file.settle(CLEARING_TIMEOUT_S):
+        if not folders.run_log_dir or not self.file.settle(CLEARING_TIMEOUT_S):
             return
         try:
             is_gone = file_clerk.do(folders.discard_if_empty, CLEARING_TIMEOUT_S)
@@ -241,7 +236,7 @@ class RunLogs:
             report.warn(f"{folders.run_log_dir} is left as it is: {error.strerror}")
             return
         if is_gone:
-            self._record.file.leave()
+            self.file.leave()
         else:
             self._tell(folders)
 

@@ -26,17 +26,9 @@ if TYPE_CHECKING:
     from typing import Any
 
 __all__ = [
-    "config_from_args",
-    "determine_local_world_size",
-    "get_rdzv_endpoint",
-    "get_use_env",
-    "main",
-    "parse_args",
-    "parse_min_max_nnodes",
-    "rallypoint_main",
-    "run",
-    "run_script_path",
-]
+    "config_from_args", "determine_local_world_size", "get_rdzv_endpoint", "get_use_env", "main", "parse_args",
+    "parse_min_max_nnodes", "print_text", "rallypoint_main", "run", "run_script_path",
+]  # fmt: skip
 
 _COMMANDS = ("run", "explain", "stacks")
 _LEVELS = {"DEBUG": 10, "INFO": 20, "WARN": 30, "WARNING": 30, "ERROR": 40, "CRITICAL": 50, "FATAL": 50}
@@ -77,11 +69,11 @@ def rallypoint_main(argv: Sequence[str] | None = None) -> int:
 
         return stacks_main(rest)
     if command == "--version":
-        return _print(_version("rallypoint"))
+        return print_text(_version("rallypoint"))
     if command in ("-h", "--help"):
         from rallypoint.cli import usage
 
-        return _print(usage.OVERVIEW)
+        return print_text(usage.OVERVIEW)
     return _speaking(lambda: _refuse(command))
 
 
@@ -125,7 +117,7 @@ def run(args: Any) -> None:
     if getattr(args, "dry_run", False):  # arguments of a parser of torchrun's have none
         from rallypoint.cli import dry_run
 
-        _print(dry_run.describe(config, entry, arguments))
+        print_text(dry_run.describe(config, entry, arguments))
         return
     from rallypoint.agent import launch
 
@@ -135,10 +127,10 @@ def run(args: Any) -> None:
 def _answer(args: SimpleNamespace) -> int:
     """The flags that want an answer and no job."""
     if args.version:
-        return _print(_version("rallyrun"))
+        return print_text(_version("rallyrun"))
     from rallypoint.cli import usage
 
-    return _print(usage.help_text() if args.help else usage.completion_script(args.print_completion))
+    return print_text(usage.help_text() if args.help else usage.completion_script(args.print_completion))
 
 
 def _explain(error: BaseException, pass_exit_code: bool) -> int:
@@ -202,9 +194,10 @@ def _version(program: str) -> str:
     return f"{program} {__version__}"
 
 
-def _print(text: str) -> int:
+def print_text(text: str) -> int:
+    encoding = sys.stdout.encoding or "utf-8"
     try:
-        print(text.rstrip("\n"), flush=True)
+        print(text.rstrip("\n").encode(encoding, "backslashreplace").decode(encoding), flush=True)
     except BrokenPipeError:  # the reader has seen enough, as `head` has
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return ExitCode.SUCCESS

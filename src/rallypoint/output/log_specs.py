@@ -30,17 +30,7 @@ from rallypoint.base.records import Record, Value, field
 from rallypoint.base.signals import inbox
 from rallypoint.errors import NotAFolderError, UsageError
 
-__all__ = [
-    "DefaultLogsSpecs",
-    "LogFolder",
-    "LogsDest",
-    "LogsSpecs",
-    "Std",
-    "check_log_dir",
-    "file_clerk",
-    "open_log",
-    "to_map",
-]
+__all__ = ["DefaultLogsSpecs", "LogFolder", "LogsDest", "LogsSpecs", "Std", "check_log_dir", "file_clerk", "open_log", "to_map"]
 
 INHERITED = ""  # the path that stands for "the launcher's own stream"
 FOLDERS_TIMEOUT_S = 5.0  # for the folders of one group of workers
