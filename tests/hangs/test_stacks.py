@@ -22,7 +22,6 @@ from rallypoint.hangs.stacks import (
     STACK_SIGNAL,
     ProcessStacks,
     StackDesk,
-    ThreadStack,
     WorkerStacks,
     brief_lines,
     grouped_lines,
@@ -90,8 +89,8 @@ def test_all_threads_are_in_the_answer_and_the_worker_goes_on(desk: StackDesk, s
         (answer,) = ask(desk, worker)
         threads = speaker(answer).threads
         assert len(threads) == 3
-        assert {frame.partition(" ")[0] for thread in threads for frame in thread.frames} >= {"first", "second", "<module>"}
-        assert threads[-1].frames == ("<module> (<string>:8)",)
+        assert {frame.partition(" ")[0] for thread in threads for frame in thread} >= {"first", "second", "<module>"}
+        assert threads[-1] == ("<module> (<string>:8)",)
         assert speaker(answer).kernel[0].startswith(f"thread {worker.pid} ")
     assert worker.communicate("\n")[0] == "went on\n"
 
@@ -109,7 +108,7 @@ def test_a_long_answer_is_waited_for_to_its_end(desk: StackDesk, start: Start) -
     for _ in range(5):
         (answer,) = ask(desk, worker)
         assert len(speaker(answer).threads) == 51
-        assert speaker(answer).threads[-1].frames[0].startswith("<module>")
+        assert speaker(answer).threads[-1][0].startswith("<module>")
 
 
 def test_children_are_asked_too(desk: StackDesk, start: Start) -> None:
@@ -120,8 +119,8 @@ def test_children_are_asked_too(desk: StackDesk, start: Start) -> None:
     """
     (answer,) = ask(desk, start(program))
     own, child = answer.processes
-    assert own.threads[-1].frames[0].startswith("<module>")
-    assert child.threads[-1].frames[0].startswith("in_child")
+    assert own.threads[-1][0].startswith("<module>")
+    assert child.threads[-1][0].startswith("in_child")
     os.kill(child.pid, 9)
 
 
@@ -138,7 +137,7 @@ def test_a_process_can_register_itself(desk: StackDesk, start: Start) -> None:
     """As a function's worker does, whose interpreter was not started for it."""
     program = "from rallypoint.worker_site.sitecustomize import register; register(os.environ); print(flush=True); time.sleep(60)"
     (answer,) = ask(desk, start(program, "-E"))
-    assert speaker(answer).threads[-1].frames[0].startswith("<module>")
+    assert speaker(answer).threads[-1][0].startswith("<module>")
 
 
 def test_a_worker_that_closed_its_files_is_left_alone(desk: StackDesk, start: Start) -> None:
@@ -156,7 +155,7 @@ def test_one_that_does_not_answer_holds_nobody_up_for_long(desk: StackDesk, star
     first, second = ask(desk, deaf, other)
     assert time.monotonic() - began_at < ALL_ANSWERS_S
     assert "did not answer" in speaker(first).why_none
-    assert speaker(second).threads[-1].frames[0].startswith("nap")
+    assert speaker(second).threads[-1][0].startswith("nap")
 
 
 def test_ended_processes_are_told_as_such(desk: StackDesk) -> None:
@@ -183,7 +182,7 @@ Extension modules: numpy (total: 1)
 
 
 def worker(rank: int, *frames: str, others: tuple[str, ...] = ()) -> WorkerStacks:
-    threads = [ThreadStack("0x2", (other,)) for other in others] + [ThreadStack("0x1", frames)]
+    threads = [*((other,) for other in others), frames]
     return WorkerStacks(rank, (ProcessStacks(rank + 100, threads=tuple(threads)),))
 
 
@@ -193,15 +192,13 @@ def mute(rank: int, waits_in: str = "asleep in futex") -> WorkerStacks:
 
 def test_all_threads_are_read_and_the_main_one_is_the_last() -> None:
     first, second, main = parse_faulthandler(TEXT)
-    assert first == ThreadStack("pin_memory", ("run (/lib/threading.py:982)", 'deep (/a "quoted", line 5 in name:7)', "..."))
-    assert second == ThreadStack("0x00007f72c9fdb6c1", ("<no Python frame>",))
-    assert main.frames == ("Garbage-collecting", "<module> (train.py:19)")
+    assert first == ("run (/lib/threading.py:982)", 'deep (/a "quoted", line 5 in name:7)', "...")
+    assert second == ("<no Python frame>",)
+    assert main == ("Garbage-collecting", "<module> (train.py:19)")
 
 
 def test_an_answer_of_one_thread_is_read() -> None:
-    assert parse_faulthandler('Stack (most recent call first):\n  File "a.py", line 1 in f\n') == (
-        ThreadStack("Stack", ("f (a.py:1)",)),
-    )
+    assert parse_faulthandler('Stack (most recent call first):\n  File "a.py", line 1 in f\n') == (("f (a.py:1)",),)
 
 
 @given(st.text() | st.lists(st.sampled_from([*TEXT.splitlines(), "rubbish"])).map("\n".join))
@@ -236,7 +233,7 @@ def test_without_a_python_stack_the_kernel_tells_where_it_is() -> None:
 
 
 def test_a_shell_stands_behind_its_child() -> None:
-    shell, python = ProcessStacks(1, why_none="no Python"), ProcessStacks(2, threads=(ThreadStack("0x1", ("f (a.py:1)",)),))
+    shell, python = ProcessStacks(1, why_none="no Python"), ProcessStacks(2, threads=(("f (a.py:1)",),))
     behind = WorkerStacks(0, (shell, python))
     assert behind.speaker is python
     assert standing(behind) == ("f (a.py:1)",)

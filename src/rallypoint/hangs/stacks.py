@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Generator
 
 __all__ = [
-    "STACK_SIGNAL", "SUMMARY_NAME", "ProcessStacks", "StackDesk", "ThreadStack", "WorkerStacks", "brief_lines", "grouped_lines",
+    "STACK_SIGNAL", "SUMMARY_NAME", "ProcessStacks", "StackDesk", "WorkerStacks", "brief_lines", "grouped_lines",
     "kernel_view", "parse_faulthandler", "rank_ranges", "standing", "waits_in", "write_stacks",
 ]  # fmt: skip
 
@@ -69,19 +69,12 @@ _STATES = {
 }  # fmt: skip
 
 
-class ThreadStack(Value):
-    """One thread; the innermost frame is the first."""
-
-    name: str
-    frames: tuple[str, ...]
-
-
 class ProcessStacks(Value):
     """One process of a worker: its Python stacks, or why there are none, and what the kernel shows."""
 
     pid: int
     command: str = ""
-    threads: tuple[ThreadStack, ...] = ()  # the main thread is the last
+    threads: tuple[tuple[str, ...], ...] = ()  # the frames of each, the innermost first; the main thread is the last
     why_none: str = ""
     text: str = ""  # as faulthandler wrote it
     kernel: tuple[str, ...] = ()
@@ -99,23 +92,17 @@ class WorkerStacks(Value):
         return next(iter([*speaking, *self.processes]), None)
 
 
-def parse_faulthandler(text: str) -> tuple[ThreadStack, ...]:
-    """The threads in the order in which they stand; lines that are not understood are kept as frames or left out."""
-    found: list[tuple[str, list[str]]] = []
+def parse_faulthandler(text: str) -> tuple[tuple[str, ...], ...]:
+    """The frames of the threads in the order in which they stand; lines that are not understood are kept or left out."""
+    found: list[list[str]] = []
     for line in text.splitlines():
         if line.endswith(_HEADING_END) and not line.startswith(" "):
             if len(found) == MAX_PYTHON_THREADS:
                 break
-            found.append((_thread_name(line.removesuffix(_HEADING_END)), []))
+            found.append([])
         elif found and line.startswith("  "):
-            found[-1][1].append(_frame(line))
-    return tuple(ThreadStack(name, tuple(frames)) for name, frames in found)
-
-
-def _thread_name(heading: str) -> str:
-    """Its own name, which the newest interpreters tell, else its number."""
-    number, bracket, name = heading.partition(" [")
-    return name.removesuffix("]") if bracket else number.rpartition(" ")[2]
+            found[-1].append(_frame(line))
+    return tuple(map(tuple, found))
 
 
 def _frame(line: str) -> str:
@@ -129,7 +116,7 @@ def standing(worker: WorkerStacks) -> Hashable:
     speaker = worker.speaker
     if speaker is None:
         return None
-    return speaker.threads[-1].frames if speaker.threads else speaker.waits_in or None
+    return speaker.threads[-1] if speaker.threads else speaker.waits_in or None
 
 
 def rank_ranges(ranks: Iterable[int]) -> str:
@@ -314,9 +301,9 @@ def _stacks_of(worker: WorkerStacks) -> list[tuple[str, tuple[str, ...]]]:
         if not process.threads and is_speaker:
             where_it_waits = (f"in the kernel: {process.waits_in}",) if process.waits_in else ()
             found.append((MAIN, (f"no Python stack: {process.why_none}", *where_it_waits)))
-        for place, thread in enumerate(process.threads, 1):
+        for place, frames in enumerate(process.threads, 1):
             is_main = is_speaker and place == len(process.threads)
-            found.append((MAIN if is_main else OTHER if is_speaker else CHILD, thread.frames))
+            found.append((MAIN if is_main else OTHER if is_speaker else CHILD, frames))
     return found
 
 
@@ -357,14 +344,11 @@ def write_stacks(
 def _worker_lines(worker: WorkerStacks) -> list[str]:
     lines = [f"rank {worker.rank}"]
     for place, process in enumerate(worker.processes):
+        none = f"no Python stack: {process.why_none or 'it told of no thread'}"
         lines += ["", f"{'the worker' if place == 0 else 'its descendant'}: process {process.pid} ({process.command})"]
-        lines += _process_lines(process)
+        lines += process.text.splitlines() if process.threads else [none]
+        lines += ["", f"process {process.pid} as the kernel sees it:", *(process.kernel or ("nothing can be seen",))]
     return lines
-
-
-def _process_lines(process: ProcessStacks) -> list[str]:
-    python = process.text.splitlines() if process.threads else [f"no Python stack: {process.why_none or 'it told of no thread'}"]
-    return [*python, "", f"process {process.pid} as the kernel sees it:", *(process.kernel or ("nothing can be seen",))]
 
 
 def _write(run_folder: LogFolder | None, path: str, lines: list[str]) -> None:
