@@ -17,7 +17,7 @@ from contextlib import contextmanager
 
 from rallypoint.agent.capabilities import peers_of
 from rallypoint.agent.peers import OwnRestarts
-from rallypoint.agent.records import AgentRecords, _get_fq_hostname, describe
+from rallypoint.agent.records import RunRecord, _get_fq_hostname, describe
 from rallypoint.agent.workers import RunResult, Worker, WorkerGroup, WorkerSpec, WorkerState, _RoleInstanceInfo, workers_of
 from rallypoint.base import defaults, outbox, report
 from rallypoint.base.json_text import to_json
@@ -81,7 +81,7 @@ class SimpleElasticAgent(ElasticAgent):
         self._restarting = agent_machine.Restart("", 0)
         self._peers = peers_of(spec)
         self._own_restarts = OwnRestarts(restarts.RestartPolicy(spec.max_restarts))
-        self._records = AgentRecords(spec)
+        self._run_record = RunRecord(spec)
 
     def get_worker_group(self, role: str = DEFAULT_ROLE) -> WorkerGroup:
         return self._worker_group
@@ -184,7 +184,7 @@ class SimpleElasticAgent(ElasticAgent):
         return self._watch()
 
     def _note(self, action: agent_machine.Action) -> None:
-        self._records.entered(self._state, action, self._restarts())
+        self._run_record.entered(self._state, action, self._restarts())
 
     def _restarts(self) -> int:
         """How many have been spent so far."""
@@ -220,7 +220,7 @@ class SimpleElasticAgent(ElasticAgent):
             case WorkerState.SUCCEEDED:
                 return news or agent_machine.Succeeded()
             case WorkerState.FAILED | WorkerState.UNHEALTHY:
-                self._records.run.failed(result)
+                self._run_record.failed(result)
                 return agent_machine.Failed(describe(result), self._report_failure(result))
             case WorkerState.HEALTHY:
                 return news or agent_machine.PeersWaiting(self._peers.nodes_waiting())
@@ -253,7 +253,7 @@ class SimpleElasticAgent(ElasticAgent):
             worker_group.workers[local_rank].id = worker_id
         worker_group.state = WorkerState.HEALTHY
         self._last_result = RunResult(WorkerState.HEALTHY)
-        self._records.run.formed(worker_group, self._peers.job.generation(), self._restarts())
+        self._run_record.formed(worker_group, self._peers.job.generation(), self._restarts())
         self._record_worker_start_events()
 
     @prof
@@ -343,7 +343,7 @@ class SimpleElasticAgent(ElasticAgent):
             yield
         finally:
             duration_ms = (time.perf_counter() - started_at) * 1000
-            self._records.send(self._construct_event(state, EventSource.AGENT, duration_ms=duration_ms))
+            self._run_record.send(self._construct_event(state, EventSource.AGENT, duration_ms=duration_ms))
 
     def _construct_event(
         self,
@@ -383,11 +383,11 @@ class SimpleElasticAgent(ElasticAgent):
 
     def _record_worker_start_events(self) -> None:
         """For the sink that was chosen; to the run's file the event of the generation says the same."""
-        workers = self._worker_group.workers if self._records.has_sink else ()
-        self._records.send_to_sink(*(self._construct_event("START", EventSource.WORKER, worker) for worker in workers))
+        workers = self._worker_group.workers if self._run_record.has_sink else ()
+        self._run_record.send_to_sink(*(self._construct_event("START", EventSource.WORKER, worker) for worker in workers))
 
     def _record_worker_events(self, result: RunResult) -> None:
-        self._records.send(*(self._end_of(worker, result) for worker in self._worker_group.workers))
+        self._run_record.send(*(self._end_of(worker, result) for worker in self._worker_group.workers))
 
     def _end_of(self, worker: Worker, result: RunResult) -> Event:
         state, failure = self._get_worker_state(worker, result), result.failures.get(worker.global_rank)
@@ -418,8 +418,8 @@ class SimpleElasticAgent(ElasticAgent):
     def _record_flakiness_metric(self, is_failed: bool = False) -> None:
         """How much of the restart budget a run needed, in percent; a failed run needed more than all."""
         left, most = self._remaining_restarts + 1, self._worker_group.spec.max_restarts + 1
-        self._records.put("flakiness", 100 if is_failed else int(100.0 - 100.0 * left / most))
+        self._run_record.put("flakiness", 100 if is_failed else int(100.0 - 100.0 * left / most))
 
     def _record_metric_with_condition(self, metric_name: str, condition: bool) -> None:
         """1 where it holds, else 0."""
-        self._records.put(metric_name, int(condition))
+        self._run_record.put(metric_name, int(condition))

@@ -97,7 +97,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         self._signals_to_handle = signals_to_handle
         self._worker_env = worker_env or {}
         self._quiet_since: float | None = time.monotonic()  # None once all is loaded that there is to load
-        self._monitor = WorkerMonitor(spec, self._records.run, lambda: self._pcontext, hang_timeout)
+        self._monitor = WorkerMonitor(spec, self._run_record, lambda: self._pcontext, hang_timeout)
         if restart_policy is not None:
             self._own_restarts = OwnRestarts(restart_policy)
 
@@ -107,8 +107,8 @@ class LocalElasticAgent(SimpleElasticAgent):
             return self._run_on_record(role, wardens)
 
     def _run_on_record(self, role: str, wardens: warden_client.keep_wardens) -> RunResult:
-        record = self._records.run
-        record.began(self._worker_group.spec, self._time_outs())
+        record = self._run_record
+        record.began(self._time_outs())
         try:
             self._setup_healthcheck()
             self._monitor.open(is_asked_for_progress=self._health_check_server is not None)
@@ -174,7 +174,7 @@ class LocalElasticAgent(SimpleElasticAgent):
     def _log_watchdog_event(self, name: str, request: FileTimerRequest | None) -> None:
         """Under the names and with the facts that dashboards for torchrun know."""
         described = self._construct_event("RUNNING", EventSource.AGENT)
-        self._records.send(agent_records.timer_event(described, self._get_fq_hostname(), name, request))
+        self._run_record.send(agent_records.timer_event(described, self._get_fq_hostname(), name, request))
 
     def _get_fq_hostname(self) -> str:
         """The name of this host in those events; to be overridden."""
@@ -217,7 +217,7 @@ class LocalElasticAgent(SimpleElasticAgent):
             hold.kill_wait_s = self._kill_wait_s
         self._peers.job.on_fence(hold.kill_at_once)
         folders, pids = folders_of(self._logs_specs), self._pcontext.pids()
-        self._records.run.use_folders(folders)
+        self._run_record.use_folders(folders)
         self._monitor.watch(worker_group, pids, folders.run_folder)
         self._note_quiet(is_quiet=False)
         return pids

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     Folders = DefaultLogsSpecs | NoFolders
 
-__all__ = ["AgentRecords", "RunRecord", "describe", "timer_event"]
+__all__ = ["RunRecord", "describe", "timer_event"]
 
 CLEARING_TIMEOUT_S = 2.0  # for a folder that may be on a disk which does not answer
 
@@ -40,40 +40,6 @@ CLEARING_TIMEOUT_S = 2.0  # for a folder that may be on a disk which does not an
 def _get_fq_hostname() -> str:
     """The host's name as it knows it itself: a look-up in the network could block for many seconds."""
     return os.uname().nodename
-
-
-class AgentRecords:
-    """Where what an agent puts on record goes: the run's own file and board, the sink that the user has chosen, the metrics."""
-
-    def __init__(self, spec: WorkerSpec) -> None:
-        self._spec = spec
-        self.run = RunRecord(spec)
-
-    def entered(self, state: agent_machine.State, action: agent_machine.Action, restarts: int) -> None:
-        """The agent is in this state now, having spent so many restarts, and is about to act."""
-        report.debug(f"{type(state).__name__}: {action.why}")
-        self.run.entered(state, action.why)
-        if isinstance(action, agent_machine.Restart):
-            self.run.note("restart", why=action.why, restarts=restarts + action.restarts_spent, delay_s=action.delay_s)
-
-    @property
-    def has_sink(self) -> bool:
-        """Whether events go anywhere but to the run's file."""
-        return is_recorded(self._spec.event_log_handler)
-
-    def send(self, *events: Event) -> None:
-        """To the run's own file, and to the sink."""
-        if self._spec.event_log_handler != FILE:
-            self.send_to_sink(*events)
-        self.run.file.add(*events)
-
-    def send_to_sink(self, *events: Event) -> None:
-        for event in events if self.has_sink else ():
-            record(event, self._spec.event_log_handler)
-
-    def put(self, name: str, value: int) -> None:
-        """A metric of this role."""
-        put_metric(f"workers.{self._spec.role}.{name}", value)
 
 
 def timer_event(described: Event, hostname: str, name: str, request: FileTimerRequest | None) -> Event:
@@ -102,9 +68,13 @@ def describe(result: RunResult) -> str:
 
 
 class RunRecord:
-    """Kept by the agent's own thread; only the board is read by others."""
+    """Where what an agent puts on record goes: the run's own file and board, the sink that the user has chosen, the metrics.
+
+    It is kept by the agent's own thread; only the board is read by others.
+    """
 
     def __init__(self, spec: WorkerSpec) -> None:
+        self._spec = spec
         self.attempt_folder = ""  # where the logs of the present workers are; empty where there are none
         self._told_dir = ""
         self.checkpoint_at: Callable[[], float | None] = lambda: None  # when the workers last had a complete checkpoint
@@ -130,10 +100,29 @@ class RunRecord:
         metadata = {"t": self._since_beginning(at), **facts}
         self.file.add(Event(f"rallypoint.{name}", EventSource.AGENT, metadata=metadata))  # type: ignore[arg-type]
 
-    def began(self, spec: WorkerSpec, settings: dict[str, object]) -> None:
+    @property
+    def has_sink(self) -> bool:
+        """Whether events go anywhere but to the run's file."""
+        return is_recorded(self._spec.event_log_handler)
+
+    def send(self, *events: Event) -> None:
+        """To the run's own file, and to the sink."""
+        if self._spec.event_log_handler != FILE:
+            self.send_to_sink(*events)
+        self.file.add(*events)
+
+    def send_to_sink(self, *events: Event) -> None:
+        for event in events if self.has_sink else ():
+            record(event, self._spec.event_log_handler)
+
+    def put(self, name: str, value: int) -> None:
+        """A metric of this role."""
+        put_metric(f"workers.{self._spec.role}.{name}", value)
+
+    def began(self, settings: dict[str, object]) -> None:
         from rallypoint import __version__
 
-        status = self.board.status
+        spec, status = self._spec, self.board.status
         self.note(
             "run.started",
             schema=defaults.EVENT_SCHEMA,
@@ -149,8 +138,14 @@ class RunRecord:
             settings=settings,
         )
 
-    def entered(self, state: agent_machine.State, why: str) -> None:
-        """The agent is in this state now."""
+    def entered(self, state: agent_machine.State, action: agent_machine.Action, restarts: int) -> None:
+        """The agent is in this state now, having spent so many restarts, and is about to act."""
+        report.debug(f"{type(state).__name__}: {action.why}")
+        self._change_phase(state, action.why)
+        if isinstance(action, agent_machine.Restart):
+            self.note("restart", why=action.why, restarts=restarts + action.restarts_spent, delay_s=action.delay_s)
+
+    def _change_phase(self, state: agent_machine.State, why: str) -> None:
         before, phase, now = self.board.status.ledger, phases.phase_of(state), time.monotonic()
         if phase == before.phase:
             return
