@@ -128,7 +128,8 @@ class ProcessFailure(Record):
 
     def traceback(self) -> Traceback | None:
         """Where it failed: from the error file; else, if a signal ended it, from the fault handler; else from stderr."""
-        recorded = _recorded_stack(self.error_file_data)
+        stack = _extra_info(self.error_file_data).get("py_callstack", "")
+        recorded = "".join(map(str, stack)) if isinstance(stack, list) else str(stack)  # a list of lines, or one text
         if recorded:
             return find_traceback(recorded)
         find = find_fatal_error if self.exitcode < 0 else find_traceback
@@ -201,12 +202,6 @@ def _extra_info(data: dict[str, Any]) -> dict[str, Any]:
     return extra if isinstance(extra, dict) else {}
 
 
-def _recorded_stack(data: dict[str, Any]) -> str:
-    """Some programs write the stack as one text, some as a list of lines."""
-    stack = _extra_info(data).get("py_callstack", "")
-    return "".join(map(str, stack)) if isinstance(stack, list) else str(stack)
-
-
 def _number(value: object, limit: float) -> float | None:
     """Foreign programs write numbers, texts, or nonsense."""
     try:
@@ -216,7 +211,7 @@ def _number(value: object, limit: float) -> float | None:
     return number if 0 <= number < limit else None
 
 
-# --- the summary ----------------------------------------------------------------------------------------------------------
+# --- the summary -----------------------------------------------------------------------------------------------------------
 
 
 def _summarize(error: ChildFailedError, border: str, rule: str) -> str:

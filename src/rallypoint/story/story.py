@@ -47,7 +47,7 @@ _OTHER_MAX = 300
 
 
 class Kind:
-    """Of an entry."""
+    """What an entry can tell of."""
 
     STARTED, GENERATION, FAILED, HUNG, EXPIRED = "started", "generation", "failed", "hung", "expired"
     STOPPED, FINISHED, ENDED, SILENT, OTHER = "stopped", "finished", "ended", "silent", "other"
@@ -56,7 +56,7 @@ class Kind:
 _ORDER = {Kind.STARTED: -2, Kind.GENERATION: -1, Kind.SILENT: 1, Kind.ENDED: 2}  # of what happens at one moment
 
 
-# --- where the time went -------------------------------------------------------------------------------------------------
+# --- where the time went ---------------------------------------------------------------------------------------------------
 
 
 class Account(Value):
@@ -153,7 +153,7 @@ def add_up(accounts: Iterable[Account]) -> Account:
     return total
 
 
-# --- one node ------------------------------------------------------------------------------------------------------------
+# --- one node --------------------------------------------------------------------------------------------------------------
 
 
 class Entry(Record):
@@ -306,7 +306,7 @@ class _Reader(Record):
             self.stop = self.add(at_ms, Kind.STOPPED, facts)
 
 
-# --- all nodes -----------------------------------------------------------------------------------------------------------
+# --- all nodes -------------------------------------------------------------------------------------------------------------
 
 
 class EventLog(Value):
@@ -524,7 +524,7 @@ def _notes_on_clocks(runs: Iterable[NodeRun]) -> Iterator[str]:
         )
 
 
-# --- sentences -----------------------------------------------------------------------------------------------------------
+# --- sentences -------------------------------------------------------------------------------------------------------------
 
 
 def duration(lasted_s: float) -> str:
