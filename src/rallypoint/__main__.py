@@ -68,10 +68,9 @@ def _prepare(run_arguments: list[str]) -> None:
             started = start_warden()
         except OSError:  # it is tried again when a worker is wanted, where it can be told why
             return
-        from rallypoint.processes import pid1_reaper, warden_client
+        from rallypoint.processes import warden_client
 
         warden_client.prepare(*started)
-        pid1_reaper.reap_orphans_if_first()
 
 
 def _open_standard_streams() -> None:

@@ -140,9 +140,9 @@ def _console_sink() -> logging.Handler:
 
 
 def _file_sink() -> logging.Handler:
-    from rallypoint.story.event_sink import EventFileHandler
+    from rallypoint.story.event_file import make_sink
 
-    return EventFileHandler()
+    return make_sink()
 
 
 _sinks: dict[str, Callable[[], logging.Handler]] = {

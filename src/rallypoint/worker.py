@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Any, TypeVar
 
-    from rallypoint.hangs.pulse_mapping import PulseMapping
+    from rallypoint.hangs.pulse import PulseMapping
 
     _Called = TypeVar("_Called", bound=Callable[..., Any])
 
@@ -98,7 +98,7 @@ def announce() -> None:
     global _page
     place = environment.own.get(defaults.ENV_PULSE)
     if place is not None and _page is None:
-        from rallypoint.hangs.pulse_mapping import open_mapping
+        from rallypoint.hangs.pulse import open_mapping
 
         _page = open_mapping(place, monotonic(), at_end=_exit)
         if _page is not None:

@@ -72,13 +72,14 @@ def test_with_a_plain_handler_there_is_nobody_to_hear_or_to_tell() -> None:
     assert not peers.act_as_one
     assert peers.next_rendezvous(30, not_called).world_size == 1
     assert peers.nodes_waiting() == 3
-    assert {peers.observe(), peers.worker_ranks(), peers.restart_count(), peers.drain(1), peers.end_error()} == {None}
-    assert {peers.wakeup_fd(), peers.fence_fd(), peers.licence_fd()} == {None}
-    assert (peers.generation(), peers.settings_in_force()) == (0, "")
+    job = peers.job
+    assert {job.observe(), job.worker_ranks(), job.restart_count(), peers.drain(1), job.end_error()} == {None}
+    assert {peers.wakeup_fd(), job.fence_fd(), job.licence_fd()} == {None}
+    assert (job.generation(), job.settings_in_force()) == (0, "")
     peers.report_failure(RunResult(WorkerState.FAILED))
-    for tell in cast("list[Callable[[str], None]]", [peers.was_fenced, peers.depart, peers.leave]):
+    for tell in cast("list[Callable[[str], None]]", [job.was_fenced, job.depart, job.leave]):
         tell("why")
-    peers.on_fence(not_called)
+    job.on_fence(not_called)
     peers.close_worker_store()
 
 

@@ -229,8 +229,8 @@ def test_a_file_that_cannot_be_written_is_told_once(make_agent: MakeAgent, tmp_p
     told: list[str] = []
     report.set_sink(lambda level, text: told.append(text))
     agent = make_agent("exit 0", event_log_handler="null")
-    agent._records.run.file.place(str(tmp_path / "nowhere" / "events.jsonl"))
-    agent._records.run.file.place = lambda path, _: None  # type: ignore[method-assign]
+    agent._run_record.file.place(str(tmp_path / "nowhere" / "events.jsonl"))
+    agent._run_record.file.place = lambda path, _: None  # type: ignore[method-assign]
     try:
         assert agent.run().state is WorkerState.SUCCEEDED
     finally:

@@ -45,17 +45,16 @@ PURE = {
 PURE_MODULES = {
     "base": ["bounded_json", "text"],
     "coordination": ["cell.document", "embedded.dialling_rules", "fence", "held_lease", "keyspace", "model"],
-    "hangs": ["control", "pulse_page", "rules", "stack_groups"],
+    "hangs": ["pulse_page", "rules"],
     "hardware": ["binding"],
     "health": ["rules"],
     "net": ["http"],
-    "processes": ["inactivity"],
     "protocol": [
         "agent_machine", "board", "failure_reports", "generation", "job_records", "leader", "news", "participant", "ranks",
         "restarts", "seating", "session", "shutdown", "stale_job", "tenure", "verdict", "worker_plan",
     ],
     "store": ["values"],
-    "story": ["chronicle", "event_records", "goodput", "phases", "story"],
+    "story": ["event_records", "phases", "story"],
     "timers": ["timer_table"],
 }  # fmt: skip
 PURE_NAMES = {f"rallypoint.{folder}.{name}" for folder, names in PURE_MODULES.items() for name in names}

@@ -20,7 +20,6 @@ sys.exit(99 if "rallypoint.agent.launch" in sys.modules else code)
 HEAVY = {
     "argparse", "json", "logging", "subprocess", "asyncio", "tempfile", "shutil", "random", "uuid", "traceback", "datetime",
     "multiprocessing", "pickle", "importlib.metadata", "difflib", "textwrap", "torch", "rallypoint.cli.usage",
-    "rallypoint.cli.completion",
 }  # fmt: skip
 
 

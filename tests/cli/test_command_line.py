@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.torchrun_defaults import TORCHRUN_DEFAULTS
 
 from rallypoint.cli import command_line
-from rallypoint.cli.options import BY_NAME, OPTIONS, Option
+from rallypoint.cli.command_line import BY_NAME, OPTIONS, Option
 from rallypoint.errors import UsageError
 
 VALUED = [option for option in OPTIONS if option.kind != "flag" and not option.answers]

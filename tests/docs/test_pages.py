@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 import rallypoint
-from rallypoint.cli.options import OPTIONS
+from rallypoint.cli.command_line import OPTIONS
 from rallypoint.errors import ExitCode
 
 ROOT = Path(__file__).parents[2]

@@ -13,7 +13,7 @@ import pytest
 from tests import ports
 
 import rallypoint
-from rallypoint.agent import provisions
+from rallypoint.agent import local_agent
 from rallypoint.base import report
 
 LOADED = "all that the end of this job may need is loaded"
@@ -149,8 +149,8 @@ def test_m10_what_cannot_be_loaded_any_more_is_told_of(monkeypatch: pytest.Monke
     """M10: in the first moment nothing can be done about it, but it is said what it means."""
     said: list[str] = []
     monkeypatch.setattr(report, "warn", said.append)
-    monkeypatch.setattr(provisions, "MODULES", ("rallypoint.processes.gone",))
-    provisions.load()
+    monkeypatch.setattr(local_agent, "PROVISIONS", ("rallypoint.processes.gone",))
+    local_agent._load_provisions()
     (line,) = said
     assert "rallypoint was upgraded, moved or removed while it runs" in line
     assert "rallypoint.processes.gone" in line

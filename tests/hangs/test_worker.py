@@ -95,7 +95,7 @@ def test_an_exit_is_told_before_others_are_called_at_exit(board: PulseBoard) -> 
     """P30: what libraries do at exit may take its time, whatever the order in which they asked for it."""
     program = """
         import atexit, os, time
-        from rallypoint.hangs.pulse_mapping import layout
+        from rallypoint.hangs.pulse import layout
         worker.heartbeat()
         atexit.register(lambda: os._exit(worker._page._numbers[layout.BASE]))
     """

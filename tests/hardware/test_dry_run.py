@@ -13,9 +13,9 @@ from tests.hardware.machines import epyc
 from rallypoint import affinity
 from rallypoint.affinity import AffinityMode, NumaOptions
 from rallypoint.agent.config import LaunchConfig
-from rallypoint.cli import dry_run
 from rallypoint.cli.dry_run import describe
 from rallypoint.errors import UsageError
+from rallypoint.hardware import devices
 from rallypoint.output.log_specs import DefaultLogsSpecs, LogsDest, LogsSpecs, Std
 from rallypoint.protocol.ranks import WorkerRanks
 from rallypoint.protocol.worker_plan import Group, plan_worker
@@ -148,7 +148,7 @@ def test_p40_virtual_local_ranks_see_one_device_each(monkeypatch: pytest.MonkeyP
 
 
 def test_p40_with_amd_devices_both_masks_leave_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dry_run, "mask_variables", lambda: ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"))
+    monkeypatch.setattr(devices, "mask_variables", lambda: ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"))
     monkeypatch.setenv("HIP_VISIBLE_DEVICES", "2,3")
     env = environment(describe(config(virtual_local_rank=True), "python", []), 1)
     assert (env["HIP_VISIBLE_DEVICES"], env["CUDA_VISIBLE_DEVICES"], env["LOCAL_RANK"]) == ("3", "3", "0")

@@ -22,13 +22,20 @@ from hypothesis import strategies as st
 from rallypoint.base import report
 from rallypoint.errors import UsageError
 from rallypoint.output import console as console_module
-from rallypoint.output.console import console_writer
-from rallypoint.output.log_file import LogFile, write_all
+from rallypoint.output.console import console_writer, write_all
 from rallypoint.output.log_specs import Std
-from rallypoint.output.pump import Route, StreamPump
+from rallypoint.output.outlets import Route
+from rallypoint.output.pump import LogFile, StreamPump
 
 DEADLINE_S = 20.0
 WaitUntil = Callable[..., object]
+
+
+def open_pipe(pump: StreamPump, route: Route) -> int:
+    """The end that the worker writes to."""
+    read_fd, write_fd = os.pipe()
+    pump.attach(route, read_fd)
+    return write_fd
 
 
 class Shown:
@@ -62,7 +69,7 @@ def pump() -> Iterator[StreamPump]:
 
 def start_worker(pump: StreamPump, program: str, *routes: Route, is_shell: bool = False) -> subprocess.Popen[bytes]:
     """A worker whose stdout, or stderr, leads into the pump."""
-    fds = {route.stream: pump.open(route) for route in routes}
+    fds = {route.stream: open_pipe(pump, route) for route in routes}
     command = ["/bin/sh", "-c", program] if is_shell else [sys.executable, "-c", program]
     worker = subprocess.Popen(command, stdout=fds.get(Std.OUT), stderr=fds.get(Std.ERR), start_new_session=True)
     for fd in fds.values():
@@ -86,7 +93,7 @@ WRITES = st.lists(st.tuples(st.integers(0, 2), st.text("ab\n", min_size=1).map(s
 def test_lines_of_workers_never_mix(writes: list[tuple[int, bytes]]) -> None:
     """P33, P34: the console shows each worker's lines whole, in order, and all of them, however they were written."""
     shown, pump = Shown(), StreamPump(tail_bytes=10)
-    fds = [pump.open(Route(rank, Std.OUT, console=shown, prefix=f"[{rank}]")) for rank in range(3)]
+    fds = [open_pipe(pump, Route(rank, Std.OUT, console=shown, prefix=f"[{rank}]")) for rank in range(3)]
     pump.start()
     for rank, block in writes:
         os.write(fds[rank], block)
@@ -138,7 +145,7 @@ def test_the_last_line_arrives_although_the_worker_is_killed_inside_it(pump: Str
 
 def test_progress_bars_show_as_they_go(pump: StreamPump, wait_until: WaitUntil) -> None:
     shown = Shown()
-    fd = pump.open(Route(0, Std.ERR, console=shown, prefix="[0]:"))
+    fd = open_pipe(pump, Route(0, Std.ERR, console=shown, prefix="[0]:"))
     pump.start()
     os.write(fd, b"10%\r")
     wait_until(lambda: shown.text == b"[0]:10%\r")
@@ -152,7 +159,7 @@ def test_progress_bars_show_as_they_go(pump: StreamPump, wait_until: WaitUntil) 
 
 def test_a_line_too_long_to_wait_for_is_ended_before_another_worker_speaks(pump: StreamPump, wait_until: WaitUntil) -> None:
     shown = Shown()
-    fds = [pump.open(Route(rank, Std.OUT, console=shown, prefix=f"[{rank}]")) for rank in range(2)]
+    fds = [open_pipe(pump, Route(rank, Std.OUT, console=shown, prefix=f"[{rank}]")) for rank in range(2)]
     pump.start()
     piece = b"x" * (1 << 20)
     write_all(fds[0], piece)
@@ -170,7 +177,7 @@ def test_filtered_lines_of_all_ranks_go_to_one_file(pump: StreamPump, tmp_path: 
     shown = Shown()
     filtered = tmp_path / "filtered_stdout.log"
     routes = [Route(rank, Std.OUT, "", shown, f"[{rank}]:", ("loss", "nan"), str(filtered)) for rank in range(2)]
-    fds = [pump.open(route) for route in routes]
+    fds = [open_pipe(pump, route) for route in routes]
     pump.start()
     for fd in fds:
         os.write(fd, b"step 1\nloss 2\nis nan")
@@ -207,7 +214,7 @@ def test_a_worker_that_says_nothing_is_drained_too(pump: StreamPump) -> None:
 
 def test_an_ended_worker_leaves_the_others_alone(pump: StreamPump, wait_until: WaitUntil) -> None:
     shown = Shown()
-    fds = [pump.open(Route(rank, Std.OUT, console=shown)) for rank in range(2)]
+    fds = [open_pipe(pump, Route(rank, Std.OUT, console=shown)) for rank in range(2)]
     pump.start()
     pump.worker_ended(0)
     assert pump.wait_drained(0, DEADLINE_S)
@@ -224,7 +231,7 @@ def test_streams_may_be_opened_at_any_time(pump: StreamPump) -> None:
     pump.worker_ended(0)
     pump.start()
     for _ in range(100):
-        fd = pump.open(Route(0, Std.OUT, console=shown))
+        fd = open_pipe(pump, Route(0, Std.OUT, console=shown))
         os.write(fd, b"again\n")
         pump.worker_ended(0)
         os.close(fd)
@@ -236,7 +243,7 @@ def test_closing_is_enough(tmp_path: Path) -> None:
     """Also for a pump that was never started, and more than once."""
     assert StreamPump(10).close(0.0)
     shown, pump = Shown(), StreamPump(10)
-    fd = pump.open(Route(0, Std.OUT, str(tmp_path / "log"), shown))
+    fd = open_pipe(pump, Route(0, Std.OUT, str(tmp_path / "log"), shown))
     assert not os.get_inheritable(fd)
     os.write(fd, b"before the start")
     assert pump.close(DEADLINE_S)
@@ -304,7 +311,7 @@ def test_a_stream_never_uses_more_than_twice_its_cap(tmp_path: Path) -> None:
     """P35: the older half is put aside, and the newest lines are always there."""
     log, old = tmp_path / "log", tmp_path / "log.1"
     pump = StreamPump(tail_bytes=0, max_log_bytes=1000)
-    fd = pump.open(Route(0, Std.OUT, str(log)))
+    fd = open_pipe(pump, Route(0, Std.OUT, str(log)))
     pump.start()
     written = b""
     for count in (1, 7, 50, 300, 3):
@@ -404,7 +411,7 @@ def test_the_console_is_given_time_to_take_the_rest(pump: StreamPump) -> None:
         assert may_go.wait(DEADLINE_S)
         pieces.append(text)
 
-    fd = pump.open(Route(0, Std.OUT, console=slow))
+    fd = open_pipe(pump, Route(0, Std.OUT, console=slow))
     pump.start()
     os.write(fd, b"late, but here\n")
     os.close(fd)
@@ -417,7 +424,7 @@ def test_the_console_is_given_time_to_take_the_rest(pump: StreamPump) -> None:
 
 WRITER_PROGRAM = """
 import os, sys
-from rallypoint.output.console import console_writer
+from rallypoint.output.console import console_writer, write_all
 from rallypoint.output.log_specs import Std
 sys.stdout.write("buffered before ")
 console_writer(Std.OUT)(b"\\xff" * {count})
@@ -464,7 +471,7 @@ def test_no_stream_at_all_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_idle_pump_sleeps(pump: StreamPump, wait_until: WaitUntil) -> None:
     """Not even a timeout wakes it: its thread is scheduled for a line, and for nothing else."""
     shown = Shown()
-    fd = pump.open(Route(0, Std.OUT, console=shown))
+    fd = open_pipe(pump, Route(0, Std.OUT, console=shown))
     pump.start()
     os.write(fd, b"one\n")
     wait_until(lambda: shown.text == b"one\n")

@@ -16,8 +16,7 @@ from rallypoint.cli.explain import document, render
 from rallypoint.story import phases
 from rallypoint.story.event_logs import read_log
 from rallypoint.story.event_records import read_told
-from rallypoint.story.goodput import replay, settle
-from rallypoint.story.story import EventLog, Story, tell
+from rallypoint.story.story import EventLog, Story, replay, settle, tell
 
 LONG_STORY = [log.lines for log in long_story()]
 lasting = st.floats(0.001, 1e5).map(lambda value: round(value, 3))

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from rallypoint.story import chronicle, goodput, phases
-from rallypoint.story.chronicle import Entry
+from rallypoint.story import phases, story
 from rallypoint.story.event_records import Told, read_told, seconds, words
-from rallypoint.story.story import EventLog, duration, sentence, tell
+from rallypoint.story.story import Entry, EventLog, duration, sentence, tell
 
 
 def phase(t: float, name: str, previous: str, lasted_s: float, **facts: object) -> Told:
@@ -15,13 +14,13 @@ def phase(t: float, name: str, previous: str, lasted_s: float, **facts: object) 
 
 
 def test_a_gap_in_the_file_is_told_by_nobody() -> None:
-    account = goodput.replay([phase(1.0, "waiting", "starting", 1.0), phase(9.0, "stopping", "running", 5.0, kept_s=2.0)])
+    account = story.replay([phase(1.0, "waiting", "starting", 1.0), phase(9.0, "stopping", "running", 5.0, kept_s=2.0)])
     assert account.seconds == {"starting": 1.0, "waiting": 0.0, "running": 2.0, "stopping": 0.0, "lost": 3.0}
     assert (account.wall_s, account.untold_s) == (9.0, 3.0)
 
 
 def test_a_file_without_its_beginning_is_counted_from_its_first_phase() -> None:
-    account = goodput.replay([phase(9.0, "stopping", "running", 5.0), phase(10.0, "waiting", "stopping", 1.0)])
+    account = story.replay([phase(9.0, "stopping", "running", 5.0), phase(10.0, "waiting", "stopping", 1.0)])
     assert account.seconds == {**dict.fromkeys(phases.PHASES, 0.0), "running": 5.0, "stopping": 1.0}
     assert (account.wall_s, account.untold_s) == (6.0, 0.0)
 
@@ -29,7 +28,7 @@ def test_a_file_without_its_beginning_is_counted_from_its_first_phase() -> None:
 def test_the_clock_of_the_node_counts_and_not_the_one_on_the_wall() -> None:
     """Somebody sets the clock back by an hour while the run goes on."""
     events = [Told("x", 5_000_000.0, 0.0, {}), Told("y", 1_400_000.0, 10.0, {}), Told("foreign", 1_400_001.0, None, {})]
-    assert chronicle.follow(events) == (5_000_000.0, 5_010_000.0, 5_010_000.0)
+    assert story.follow(events) == (5_000_000.0, 5_010_000.0, 5_010_000.0)
 
 
 def test_nodes_that_give_different_reasons_are_heard_apart() -> None:
@@ -37,7 +36,7 @@ def test_nodes_that_give_different_reasons_are_heard_apart() -> None:
     for host, why in (("a", "x was lost"), ("b", "x was lost"), ("c", "y was lost")):
         start = Told("rallypoint.run.started", 0.0, 0.0, {"hostname": host})
         logs.append(EventLog(host, (start, phase(2.0, "stopping", "running", 1.0, why=why))))
-    stops = [(entry.nodes, entry.facts["why"]) for entry in tell(logs).entries if entry.kind == chronicle.STOPPED]
+    stops = [(entry.nodes, entry.facts["why"]) for entry in tell(logs).entries if entry.kind == story.Kind.STOPPED]
     assert stops == [(("a", "b"), "x was lost"), (("c",), "y was lost")]
 
 

@@ -17,8 +17,8 @@ from contextlib import contextmanager
 
 from rallypoint.agent.capabilities import peers_of
 from rallypoint.agent.peers import OwnRestarts
-from rallypoint.agent.records import AgentRecords, _get_fq_hostname, describe, event_of, state_of
-from rallypoint.agent.workers import RunResult, Worker, WorkerGroup, WorkerSpec, WorkerState, _RoleInstanceInfo
+from rallypoint.agent.records import RunRecord, _get_fq_hostname, describe
+from rallypoint.agent.workers import RunResult, Worker, WorkerGroup, WorkerSpec, WorkerState, _RoleInstanceInfo, workers_of
 from rallypoint.base import defaults, outbox, report
 from rallypoint.base.json_text import to_json
 from rallypoint.base.signals import inbox
@@ -33,7 +33,7 @@ from rallypoint.events import Event, EventSource
 from rallypoint.metrics import prof, put_metric
 from rallypoint.processes.context import wait_readable
 from rallypoint.protocol import agent_machine, restarts
-from rallypoint.protocol.ranks import Member, WorkerRanks, assign
+from rallypoint.protocol.ranks import Member, assign
 from rallypoint.store import barriers
 
 TYPE_CHECKING = False
@@ -81,7 +81,7 @@ class SimpleElasticAgent(ElasticAgent):
         self._restarting = agent_machine.Restart("", 0)
         self._peers = peers_of(spec)
         self._own_restarts = OwnRestarts(restarts.RestartPolicy(spec.max_restarts))
-        self._records = AgentRecords(spec)
+        self._run_record = RunRecord(spec)
 
     def get_worker_group(self, role: str = DEFAULT_ROLE) -> WorkerGroup:
         return self._worker_group
@@ -120,7 +120,7 @@ class SimpleElasticAgent(ElasticAgent):
                 return RunResult(WorkerState.SUCCEEDED)
             except SignalException as received:
                 death_sig = received.sigval
-                self._peers.depart(f"{death_sig.name} was received on {_get_fq_hostname()}")
+                self._peers.job.depart(f"{death_sig.name} was received on {_get_fq_hostname()}")
                 report.warn(f"{death_sig.name} was received: passing it on to the workers, {self._shutdown_timeout:g} s to stop")
                 raise
             finally:
@@ -184,7 +184,7 @@ class SimpleElasticAgent(ElasticAgent):
         return self._watch()
 
     def _note(self, action: agent_machine.Action) -> None:
-        self._records.entered(self._state, action, self._restarts())
+        self._run_record.entered(self._state, action, self._restarts())
 
     def _restarts(self) -> int:
         """How many have been spent so far."""
@@ -207,7 +207,7 @@ class SimpleElasticAgent(ElasticAgent):
 
     def _look(self) -> agent_machine.Observation:
         group, spec = self._worker_group, self._worker_group.spec
-        news = self._peers.observe()
+        news = self._peers.job.observe()
         if isinstance(news, agent_machine.Fenced) or (isinstance(news, agent_machine.JobEnded) and news.how == "failed"):
             return news
         result = self._last_result = self._monitor_workers(group)
@@ -220,7 +220,7 @@ class SimpleElasticAgent(ElasticAgent):
             case WorkerState.SUCCEEDED:
                 return news or agent_machine.Succeeded()
             case WorkerState.FAILED | WorkerState.UNHEALTHY:
-                self._records.run.failed(result)
+                self._run_record.failed(result)
                 return agent_machine.Failed(describe(result), self._report_failure(result))
             case WorkerState.HEALTHY:
                 return news or agent_machine.PeersWaiting(self._peers.nodes_waiting())
@@ -234,7 +234,7 @@ class SimpleElasticAgent(ElasticAgent):
         return self._own_restarts.rule(result, self._worker_group.spec.max_restarts, self._restarts())
 
     def _fenced(self, why: str) -> agent_machine.Fenced:
-        self._peers.was_fenced(why)
+        self._peers.job.was_fenced(why)
         return agent_machine.Fenced(why)
 
     def _licence_over(self) -> str:
@@ -253,7 +253,7 @@ class SimpleElasticAgent(ElasticAgent):
             worker_group.workers[local_rank].id = worker_id
         worker_group.state = WorkerState.HEALTHY
         self._last_result = RunResult(WorkerState.HEALTHY)
-        self._records.run.formed(worker_group, self._peers.generation(), self._restarts())
+        self._run_record.formed(worker_group, self._peers.job.generation(), self._restarts())
         self._record_worker_start_events()
 
     @prof
@@ -275,7 +275,7 @@ class SimpleElasticAgent(ElasticAgent):
         spec = worker_group.spec
         with self.record_duration("RENDEZVOUS"):
             info = self._peers.next_rendezvous(self._shutdown_timeout, self._entrust_licence)
-        spent = self._peers.restart_count()
+        spent = self._peers.job.restart_count()
         if spent is not None:
             self._remaining_restarts = spec.max_restarts - spent
         self._store = info.store
@@ -296,16 +296,16 @@ class SimpleElasticAgent(ElasticAgent):
     @prof
     def _assign_worker_ranks(self, store: Any, group_rank: int, group_world_size: int, spec: WorkerSpec) -> list[Worker]:
         """Our ranks: the job knows them, or we compute them from what all agents tell about their workers."""
-        known = self._peers.worker_ranks()
+        known = self._peers.job.worker_ranks()
         if known is not None:
-            return _workers(known)
+            return workers_of(known)
         members = [Member(spec.role, spec.local_world_size)]
         if group_world_size > 1:
             my_info = _RoleInstanceInfo(spec.role, group_rank, spec.local_world_size).serialize()
             with inbox.interrupting():
                 told = barriers.synchronize(store, my_info, group_rank, group_world_size, _ROLE_INFO_PREFIX)
             members = [Member(info.role, info.local_world_size) for info in map(_RoleInstanceInfo.deserialize, told)]
-        return _workers(assign(members, group_rank if group_world_size > 1 else 0))
+        return workers_of(assign(members, group_rank if group_world_size > 1 else 0))
 
     def _exit_barrier(self) -> None:
         """Stay until all agents are done, or for the exit barrier's time: whoever leaves early would look like a lost node."""
@@ -343,7 +343,7 @@ class SimpleElasticAgent(ElasticAgent):
             yield
         finally:
             duration_ms = (time.perf_counter() - started_at) * 1000
-            self._records.send(self._construct_event(state, EventSource.AGENT, duration_ms=duration_ms))
+            self._run_record.send(self._construct_event(state, EventSource.AGENT, duration_ms=duration_ms))
 
     def _construct_event(
         self,
@@ -355,16 +355,39 @@ class SimpleElasticAgent(ElasticAgent):
         exit_code: int | None = None,
         worker_pid: int | None = None,
     ) -> Event:
-        facts = (state, source, worker, raw_error, duration_ms, exit_code, worker_pid)
-        return event_of(self._worker_group, self._total_execution_time, self._restarts(), *facts)
+        """An agent's event, or one of its workers', with all that dashboards for torchrun look for."""
+        group, spec = self._worker_group, self._worker_group.spec
+        details: dict[str, Any] = {"group_world_size": group.group_world_size, "entry_point": spec.get_entrypoint_name()}
+        if worker is not None:
+            details["local_rank"] = (worker.local_rank,)
+            details["role_rank"] = (worker.role_rank,)
+            details["role_world_size"] = (worker.role_world_size,)
+            details["exit_code"] = (exit_code,)
+            details["worker_pid"] = (worker_pid,)
+        metadata = {
+            "run_id": spec.rdzv_handler.get_run_id(),
+            "global_rank": worker.global_rank if worker is not None else None,
+            "group_rank": group.group_rank,
+            "worker_id": str(worker.id) if worker is not None else None,
+            "role": spec.role,
+            "hostname": _get_fq_hostname(),
+            "state": state,
+            "total_run_time": self._total_execution_time,
+            "rdzv_backend": spec.rdzv_handler.get_backend(),
+            "raw_error": raw_error,
+            "metadata": to_json(details),
+            "agent_restarts": self._restarts(),
+            "duration_ms": duration_ms,
+        }
+        return Event(f"torchelastic.worker.status.{state}", source=source, metadata=metadata)
 
     def _record_worker_start_events(self) -> None:
         """For the sink that was chosen; to the run's file the event of the generation says the same."""
-        workers = self._worker_group.workers if self._records.has_sink else ()
-        self._records.send_to_sink(*(self._construct_event("START", EventSource.WORKER, worker) for worker in workers))
+        workers = self._worker_group.workers if self._run_record.has_sink else ()
+        self._run_record.send_to_sink(*(self._construct_event("START", EventSource.WORKER, worker) for worker in workers))
 
     def _record_worker_events(self, result: RunResult) -> None:
-        self._records.send(*(self._end_of(worker, result) for worker in self._worker_group.workers))
+        self._run_record.send(*(self._end_of(worker, result) for worker in self._worker_group.workers))
 
     def _end_of(self, worker: Worker, result: RunResult) -> Event:
         state, failure = self._get_worker_state(worker, result), result.failures.get(worker.global_rank)
@@ -374,7 +397,13 @@ class SimpleElasticAgent(ElasticAgent):
         return self._construct_event(state, EventSource.WORKER, worker, error, exit_code=failure.exitcode, worker_pid=failure.pid)
 
     def _get_worker_state(self, worker: Worker, result: RunResult) -> str:
-        return state_of(worker, result)
+        """A worker that ended with its group but not by itself was terminated by the agent."""
+        failed = worker.global_rank in result.failures
+        if result.state in {WorkerState.UNHEALTHY, WorkerState.FAILED} and not failed:
+            return "TERMINATED"
+        if failed or worker.global_rank in result.return_values:
+            return result.state.value
+        raise ValueError(f"rank {worker.global_rank} neither failed nor returned; the result is of another generation")
 
     def _record_metrics(self, group_results: RunResult) -> None:
         failed = group_results.is_failed()
@@ -389,12 +418,8 @@ class SimpleElasticAgent(ElasticAgent):
     def _record_flakiness_metric(self, is_failed: bool = False) -> None:
         """How much of the restart budget a run needed, in percent; a failed run needed more than all."""
         left, most = self._remaining_restarts + 1, self._worker_group.spec.max_restarts + 1
-        self._records.put("flakiness", 100 if is_failed else int(100.0 - 100.0 * left / most))
+        self._run_record.put("flakiness", 100 if is_failed else int(100.0 - 100.0 * left / most))
 
     def _record_metric_with_condition(self, metric_name: str, condition: bool) -> None:
         """1 where it holds, else 0."""
-        self._records.put(metric_name, int(condition))
-
-
-def _workers(ranks: tuple[WorkerRanks, ...]) -> list[Worker]:
-    return [Worker(one.local_rank, one.global_rank, one.role_rank, one.world_size, one.role_world_size) for one in ranks]
+        self._run_record.put(metric_name, int(condition))

@@ -183,7 +183,7 @@ def _raise_failures(name: str, result: RunResult, peers: PlainPeers) -> None:
     """A failed run becomes an error; of a job of several nodes, after the verdict, which is the same on all of them."""
     if not result.is_failed():
         return
-    verdict = peers.end_error()
+    verdict = peers.job.end_error()
     for line in verdict.lines if isinstance(verdict, JobFailedError) else ():
         report.warn(line)
     if peers.act_as_one and not result.failures:
@@ -202,7 +202,7 @@ def _raise_failures(name: str, result: RunResult, peers: PlainPeers) -> None:
 def _leave(peers: PlainPeers, error: Exception | None = None) -> None:
     """Leave a job of several nodes, with word of what is wrong with this one alone, if it is that."""
     is_ours = error is not None and not isinstance(error, RendezvousError | JobFailedError | UnkillableWorkersError)
-    peers.leave(in_words(error) if error is not None and is_ours else "")
+    peers.job.leave(in_words(error) if error is not None and is_ours else "")
 
 
 def _get_addr_and_port(rdzv_parameters: RendezvousParameters) -> tuple[str | None, int | None]:

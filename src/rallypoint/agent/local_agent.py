@@ -11,12 +11,10 @@ import signal
 import time
 from collections.abc import Sequence
 
-from rallypoint.agent import provisions
 from rallypoint.agent import records as agent_records
 from rallypoint.agent.agent import SimpleElasticAgent
 from rallypoint.agent.capabilities import folders_of, hold_on, news_fd_of
 from rallypoint.agent.peers import OwnRestarts
-from rallypoint.agent.run_record import RunLogs
 from rallypoint.agent.worker_monitor import WorkerMonitor
 from rallypoint.agent.workers import RunResult, WorkerGroup, WorkerSpec, WorkerState
 from rallypoint.base import defaults, environment, limits, outbox, report
@@ -41,12 +39,26 @@ if TYPE_CHECKING:
     from rallypoint.timers.file_server import FileTimerServer
     from rallypoint.timers.file_timer import FileTimerRequest
 
-__all__ = ["LocalElasticAgent"]
+__all__ = ["LocalElasticAgent", "plan_workers"]
 
 QUIET_S = 0.5
 FILES_PER_WORKER = 4  # two pipes with two ends each, or with one end and a log file
 FILES_PER_WORKER_WITHOUT_LOGS = 2
 OWN_FILES, OWN_FILES_AMONG_PEERS = 16, 32  # without which not even a job of one worker can be run to its end
+# What the end of a job will need, loaded while nothing happens. Much is imported only where it is used, so that a start is quick:
+# how workers are stopped, how a failure is described, who serves the workers' store. A job may run for weeks, and meanwhile the
+# package may be upgraded, moved or removed. So once the workers run and all is quiet, the rest is fetched, as long as it is there
+# and of the same version. Modules of the standard library are not listed: they cost more, and stay. Neither is what answers
+# questions from outside, such as the page of metrics. A test compares the list with what is really imported later.
+PROVISIONS = (
+    "rallypoint.protocol.shutdown",
+    "rallypoint.base.limits",
+    "rallypoint.failures.error_files",
+    "rallypoint.failures.process_failure",
+    "rallypoint.processes.kernel",
+    "rallypoint.base.signals",
+    "rallypoint.store.tcp_serving",
+)
 
 
 class LocalElasticAgent(SimpleElasticAgent):
@@ -85,8 +97,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         self._signals_to_handle = signals_to_handle
         self._worker_env = worker_env or {}
         self._quiet_since: float | None = time.monotonic()  # None once all is loaded that there is to load
-        self._monitor = WorkerMonitor(spec, self._records.run, lambda: self._pcontext, hang_timeout)
-        self._run_logs = RunLogs(self._records.run)
+        self._monitor = WorkerMonitor(spec, self._run_record, lambda: self._pcontext, hang_timeout)
         if restart_policy is not None:
             self._own_restarts = OwnRestarts(restart_policy)
 
@@ -96,8 +107,8 @@ class LocalElasticAgent(SimpleElasticAgent):
             return self._run_on_record(role, wardens)
 
     def _run_on_record(self, role: str, wardens: warden_client.keep_wardens) -> RunResult:
-        record = self._records.run
-        record.began(self._worker_group.spec, self._time_outs())
+        record = self._run_record
+        record.began(self._time_outs())
         try:
             self._setup_healthcheck()
             self._monitor.open(is_asked_for_progress=self._health_check_server is not None)
@@ -110,14 +121,14 @@ class LocalElasticAgent(SimpleElasticAgent):
         except BaseException as error:  # whatever it was, it ends the run; it is raised again
             state = self._state
             record.ended(False, state.why if isinstance(state, agent_machine.Done) else f"{type(error).__name__}: {error}")
-            self._run_logs.keep_story(folders_of(self._logs_specs))
+            record.keep_story(folders_of(self._logs_specs))
             raise
         finally:
             self._stop_local_watchdog()
             if self._health_check_server is not None:
                 self._health_check_server.stop()
             self._monitor.close()
-            self._run_logs.close(folders_of(self._logs_specs))
+            record.close(folders_of(self._logs_specs))
 
     def _reserve_files(self) -> None:
         """While nothing is started that could fail for want of them."""
@@ -134,7 +145,7 @@ class LocalElasticAgent(SimpleElasticAgent):
             "monitor_interval": self._worker_group.spec.monitor_interval,
             "hang_timeout": self._hang_timeout,
             "health_timeout": defaults.HEALTH_TIMEOUT_S,
-            "rendezvous": self._peers.settings_in_force(),
+            "rendezvous": self._peers.job.settings_in_force(),
         }
 
     def _setup_healthcheck(self) -> None:
@@ -163,7 +174,7 @@ class LocalElasticAgent(SimpleElasticAgent):
     def _log_watchdog_event(self, name: str, request: FileTimerRequest | None) -> None:
         """Under the names and with the facts that dashboards for torchrun know."""
         described = self._construct_event("RUNNING", EventSource.AGENT)
-        self._records.send(agent_records.timer_event(described, self._get_fq_hostname(), name, request))
+        self._run_record.send(agent_records.timer_event(described, self._get_fq_hostname(), name, request))
 
     def _get_fq_hostname(self) -> str:
         """The name of this host in those events; to be overridden."""
@@ -171,13 +182,21 @@ class LocalElasticAgent(SimpleElasticAgent):
 
     @prof
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
-        spec = worker_group.spec
-        plans = self._plan(worker_group)
+        spec, handler = worker_group.spec, worker_group.spec.rdzv_handler
+        plans = plan_workers(
+            worker_group,
+            restart_count=self._restarts(),
+            run_id=handler.get_run_id(),
+            use_agent_store=bool(handler.use_agent_store),
+            signals_to_handle=self._signals_to_handle,
+            prefix_template=self._log_line_prefix_template,
+            extra_env=self._worker_env,
+        )
         envs = {plan.local_rank: _with_site(self._monitor.add_env(plan.local_rank, plan.env)) for plan in plans}
         self._setup_local_watchdog(envs=envs)
         prefixes = {plan.local_rank: plan.prefix for plan in plans if plan.prefix is not None}
         licence: dict[str, Any] = {}  # where there is none, what is called is as torch's: programs put their own in its place
-        if (licence_fd := self._peers.licence_fd()) is not None:
+        if (licence_fd := self._peers.job.licence_fd()) is not None:
             licence["licence_fd"] = licence_fd
         with self._monitor.starting:
             self._pcontext = start_processes(
@@ -196,38 +215,12 @@ class LocalElasticAgent(SimpleElasticAgent):
         hold = hold_on(self._pcontext)
         if self._kill_wait_s is not None:
             hold.kill_wait_s = self._kill_wait_s
-        self._peers.on_fence(hold.kill_at_once)
+        self._peers.job.on_fence(hold.kill_at_once)
         folders, pids = folders_of(self._logs_specs), self._pcontext.pids()
-        self._run_logs.use(folders)
+        self._run_record.use_folders(folders)
         self._monitor.watch(worker_group, pids, folders.run_folder)
         self._note_quiet(is_quiet=False)
         return pids
-
-    def _plan(self, group: WorkerGroup) -> list[WorkerPlan]:
-        spec = group.spec
-        masks = _mask_variables() if spec.virtual_local_rank else (defaults.ENV_CUDA_VISIBLE_DEVICES,)
-        shared = Group(
-            role=spec.role,
-            group_rank=group.group_rank or 0,
-            group_world_size=group.group_world_size or 1,
-            local_world_size=spec.local_world_size,
-            master_addr=group.master_addr or "",
-            master_port=group.master_port or 0,
-            restart_count=self._restarts(),
-            max_restarts=spec.max_restarts,
-            run_id=spec.rdzv_handler.get_run_id(),
-            use_agent_store=bool(spec.rdzv_handler.use_agent_store),
-            signals_to_handle=self._signals_to_handle,
-            hostname=os.uname().nodename,
-            prefix_template=self._log_line_prefix_template,
-            virtual_local_rank=spec.virtual_local_rank,
-            visible_devices=environment.first_of(masks),
-            mask_variables=masks,
-            extra_env=self._worker_env,
-            inherited=environment.own,
-        )
-        ranks = [WorkerRanks(w.local_rank, w.global_rank, w.role_rank, w.world_size, w.role_world_size) for w in group.workers]
-        return [plan_worker(shared, one, spec.args) for one in ranks]
 
     @prof
     def _stop_workers(self, worker_group: WorkerGroup, is_restart: bool = False) -> None:
@@ -239,7 +232,7 @@ class LocalElasticAgent(SimpleElasticAgent):
     ) -> None:
         self._monitor.stop_watching()
         self._stop_local_watchdog()
-        hold_on(self._pcontext).hurry_fd = self._peers.fence_fd()
+        hold_on(self._pcontext).hurry_fd = self._peers.job.fence_fd()
         if self._pcontext is not None:
             self._pcontext.close(death_sig, timeout)
 
@@ -293,7 +286,7 @@ class LocalElasticAgent(SimpleElasticAgent):
             self._quiet_since = now
         elif now >= self._quiet_since + QUIET_S:
             self._quiet_since = None
-            provisions.load()
+            _load_provisions()
 
 
 def _with_site(env: dict[str, str]) -> dict[str, str]:
@@ -306,11 +299,31 @@ def _with_site(env: dict[str, str]) -> dict[str, str]:
     return {**env, defaults.ENV_PYTHONPATH: in_front(python_path)}
 
 
-def _mask_variables() -> tuple[str, ...]:
-    """The variables by which a worker is shown one device only, for the kinds that this machine has."""
-    from rallypoint.hardware.devices import mask_variables
+def plan_workers(group: WorkerGroup, **job: Any) -> list[WorkerPlan]:
+    """The workers of a group whose ranks are known; `job` are the fields of `Group` that the group does not tell."""
+    spec = group.spec
+    masks: tuple[str, ...] = (defaults.ENV_CUDA_VISIBLE_DEVICES,)
+    if spec.virtual_local_rank:
+        from rallypoint.hardware.devices import mask_variables
 
-    return mask_variables()
+        masks = mask_variables()
+    shared = Group(
+        role=spec.role,
+        group_rank=group.group_rank or 0,
+        group_world_size=group.group_world_size or 1,
+        local_world_size=spec.local_world_size,
+        master_addr=group.master_addr or "",
+        master_port=group.master_port or 0,
+        max_restarts=spec.max_restarts,
+        hostname=os.uname().nodename,
+        virtual_local_rank=spec.virtual_local_rank,
+        visible_devices=environment.first_of(masks),
+        mask_variables=masks,
+        inherited=environment.own,
+        **job,
+    )
+    ranks = [WorkerRanks(w.local_rank, w.global_rank, w.role_rank, w.world_size, w.role_world_size) for w in group.workers]
+    return [plan_worker(shared, one, spec.args) for one in ranks]
 
 
 def _kill_wait(given_s: float | None) -> float | None:
@@ -322,3 +335,14 @@ def _kill_wait(given_s: float | None) -> float | None:
         return float(text)
     except ValueError:
         raise UsageError(f"{defaults.ENV_UNINTERRUPTIBLE_TIMEOUT} must be a number of seconds, not {text!r}") from None
+
+
+def _load_provisions() -> None:
+    """Import what is missing. What cannot be had any more is told of, once: it may never be needed."""
+    try:
+        for name in PROVISIONS:
+            __import__(name)
+    except ImportError as error:
+        report.warn(f"rallypoint was upgraded, moved or removed while it runs, and may not end this job well: {error}")
+    else:
+        report.debug("all that the end of this job may need is loaded")

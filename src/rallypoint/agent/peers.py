@@ -2,9 +2,9 @@
 
 What is possible depends on the rendezvous handler: there is one class for each kind of it, and each adds to the one before.
 `PlainPeers`, the null object, is for a handler with torch's interface and nothing else: the agent meets the others through the
-handler's store, asks again and again whether anybody waits, and rules on its own failures. What is told is heard by nobody, and
-there is never any news. `WakingPeers` need not be asked. With `CoordinatedPeers` the job as a whole decides on restarts and
-ranks, and all that happens elsewhere comes as an observation.
+handler's store, asks again and again whether anybody waits, and rules on its own failures. `WakingPeers` need not be asked. With
+`CoordinatedPeers` the `job` as a whole decides on restarts and ranks, and all that happens elsewhere comes as an observation; the
+others have a `NoJob` in its place.
 
 Which of them an agent has is decided once, in `agent.capabilities`.
 """
@@ -21,16 +21,56 @@ from rallypoint.processes.context import wait_readable
 from rallypoint.protocol import agent_machine, restarts
 from rallypoint.protocol.ranks import WorkerRanks
 from rallypoint.rendezvous.coordinated import CoordinatedHandler, Introduction
-from rallypoint.rendezvous.handler import RendezvousHandler, RendezvousInfo, WakingHandler
+from rallypoint.rendezvous.handler import RendezvousInfo, WakingHandler
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from rallypoint.failures.process_failure import ProcessFailure
     from rallypoint.protocol.failure_reports import WorkerFailure
 
-    PeerNews = agent_machine.Regroup | agent_machine.Fenced | agent_machine.JobEnded
+__all__ = ["CoordinatedPeers", "NoJob", "OwnRestarts", "PlainPeers", "WakingPeers"]
 
-__all__ = ["CoordinatedPeers", "OwnRestarts", "PlainPeers", "WakingPeers"]
+
+class NoJob:
+    """For a handler through which nodes do not act as one: what is told is heard by nobody, and there is never any news."""
+
+    def worker_ranks(self) -> tuple[WorkerRanks, ...] | None:
+        """None: they have to be computed."""
+        return None
+
+    def restart_count(self) -> int | None:
+        """None: each agent counts its own."""
+        return None
+
+    def generation(self) -> int:
+        return 0
+
+    def settings_in_force(self) -> str:
+        return ""
+
+    def observe(self) -> agent_machine.Regroup | agent_machine.Fenced | agent_machine.JobEnded | None:
+        return None
+
+    def fence_fd(self) -> int | None:
+        return None
+
+    def licence_fd(self) -> int | None:
+        return None
+
+    def on_fence(self, kill: Callable[[], None]) -> None:
+        return
+
+    def was_fenced(self, why: str) -> None:
+        return
+
+    def depart(self, why: str) -> None:
+        return
+
+    def leave(self, failure: str) -> None:
+        return
+
+    def end_error(self) -> Exception | None:
+        return None
 
 
 class PlainPeers:
@@ -41,71 +81,25 @@ class PlainPeers:
 
     def __init__(self, spec: WorkerSpec) -> None:
         self._spec = spec
-
-    @property
-    def _handler(self) -> RendezvousHandler:
-        return self._spec.rdzv_handler
+        self.job: CoordinatedHandler | NoJob = NoJob()
 
     def next_rendezvous(self, shutdown_timeout_s: float, entrust: Callable[[int | None], None]) -> RendezvousInfo:
         """Meet them. Only a handler that we do not know may block in a way that nothing but an exception can end."""
         with inbox.interrupting():
-            return self._handler.next_rendezvous()
-
-    def worker_ranks(self) -> tuple[WorkerRanks, ...] | None:
-        """Of our workers; None: they have to be computed."""
-        return None
-
-    def restart_count(self) -> int | None:
-        """How many failures the job has paid for; None: each agent counts its own."""
-        return None
-
-    def generation(self) -> int:
-        """The number that all nodes know; 0 where nobody gives one."""
-        return 0
-
-    def settings_in_force(self) -> str:
-        return ""
-
-    def observe(self) -> PeerNews | None:
-        """What has happened elsewhere."""
-        return None
+            return self._spec.rdzv_handler.next_rendezvous()
 
     def nodes_waiting(self) -> int:
-        return self._handler.num_nodes_waiting()
+        return self._spec.rdzv_handler.num_nodes_waiting()
 
     def wakeup_fd(self) -> int | None:
         """Readable when there may be something to observe."""
         return None
-
-    def fence_fd(self) -> int | None:
-        """Readable from when our workers must not run any longer."""
-        return None
-
-    def licence_fd(self) -> int | None:
-        """Of the page that says until when our workers may run; None: there is no limit."""
-        return None
-
-    def on_fence(self, kill: Callable[[], None]) -> None:
-        """What is to be called once our workers must not run any longer."""
-
-    def was_fenced(self, why: str) -> None:
-        """Our workers are gone because the others may take us for dead: then we are no longer part of their generation."""
 
     def report_failure(self, result: RunResult) -> None:
         """Tell the others of it."""
 
     def drain(self, timeout_s: float) -> agent_machine.Observation | None:
         """We are done; what became of the job then. None: all there is to wait at is a barrier in the store."""
-        return None
-
-    def depart(self, why: str) -> None:
-        """We are about to leave."""
-
-    def leave(self, failure: str) -> None:
-        """We leave, our workers being gone; for a `failure`, if it is not empty, that is ours alone."""
-
-    def end_error(self) -> Exception | None:
-        """What to tell the user of a job that has ended other than well."""
         return None
 
     def close_worker_store(self) -> None:
@@ -138,7 +132,7 @@ class CoordinatedPeers(WakingPeers):
 
     def __init__(self, spec: WorkerSpec, handler: CoordinatedHandler) -> None:
         super().__init__(spec, handler)
-        self._job = handler
+        self.job = self._job = handler
 
     def next_rendezvous(self, shutdown_timeout_s: float, entrust: Callable[[int | None], None]) -> RendezvousInfo:
         """While we wait, whoever cleans up after us can already tell the others so."""
@@ -153,36 +147,9 @@ class CoordinatedPeers(WakingPeers):
             inbox.raise_pending()
         return info
 
-    def worker_ranks(self) -> tuple[WorkerRanks, ...]:
-        return self._job.worker_ranks()
-
-    def restart_count(self) -> int:
-        return self._job.restart_count()
-
-    def generation(self) -> int:
-        return self._job.generation()
-
-    def settings_in_force(self) -> str:
-        return self._job.settings_in_force()
-
-    def observe(self) -> PeerNews | None:
-        return self._job.observe()
-
     def nodes_waiting(self) -> int:
         """They make a generation with us when the job decides so, and that is an observation."""
         return 0
-
-    def fence_fd(self) -> int | None:
-        return self._job.fence_fd()
-
-    def licence_fd(self) -> int | None:
-        return self._job.licence_fd()
-
-    def on_fence(self, kill: Callable[[], None]) -> None:
-        self._job.on_fence(kill)
-
-    def was_fenced(self, why: str) -> None:
-        self._job.was_fenced(why)
 
     def report_failure(self, result: RunResult) -> None:
         self._job.report_failure({rank: _as_told(rank, self._spec.role, one) for rank, one in result.failures.items()})
@@ -199,15 +166,6 @@ class CoordinatedPeers(WakingPeers):
             wait_readable([self._job.wakeup_fd(), inbox.fileno()], left_s)
             inbox.raise_pending()
         return seen
-
-    def depart(self, why: str) -> None:
-        self._job.depart(why)
-
-    def leave(self, failure: str) -> None:
-        self._job.leave(failure)
-
-    def end_error(self) -> Exception | None:
-        return self._job.end_error()
 
 
 def _as_told(rank: int, role: str, failure: ProcessFailure) -> WorkerFailure:

@@ -1,102 +1,45 @@
-"""What an agent leaves on record about its run: events and metrics, under the names that dashboards for torchrun know."""
+"""What an agent leaves on record about its run: events and metrics, under the names that dashboards for torchrun know.
+
+Beyond those it knows how its run stands now, for other threads to read, and its story so far, for its event file. Every change of
+phase is put down with its reason and with how long the last one took, on this node's own clock, so that the seconds add up to the
+time of the whole run. `docs/events.md` describes the events and their fields. They go to the run's folder, which is told to the
+user when it has something for them, and removed when it is empty.
+"""
 
 from __future__ import annotations
 
 import os
+import time
+from collections.abc import Callable
 
-from rallypoint.agent.run_record import RunRecord
-from rallypoint.agent.workers import RunResult, Worker, WorkerGroup, WorkerSpec, WorkerState
-from rallypoint.base import report
+from rallypoint.agent.workers import RunResult, WorkerGroup, WorkerSpec, _get_entrypoint_name
+from rallypoint.base import defaults, report
 from rallypoint.base.json_text import to_json
 from rallypoint.events import FILE, Event, EventSource, is_recorded, record
+from rallypoint.health.status import AgentStatus, StatusBoard
 from rallypoint.metrics import put_metric
+from rallypoint.output.log_specs import file_clerk
+from rallypoint.processes import warden_client
 from rallypoint.protocol import agent_machine
+from rallypoint.story import event_file, phases
+from rallypoint.story.phases import DONE, RUNNING
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
-
+    from rallypoint.agent.capabilities import NoFolders
+    from rallypoint.output.log_specs import DefaultLogsSpecs
     from rallypoint.timers.file_timer import FileTimerRequest
 
-__all__ = ["AgentRecords", "describe", "event_of", "state_of", "timer_event"]
+    Folders = DefaultLogsSpecs | NoFolders
+
+__all__ = ["RunRecord", "describe", "timer_event"]
+
+CLEARING_TIMEOUT_S = 2.0  # for a folder that may be on a disk which does not answer
 
 
 def _get_fq_hostname() -> str:
     """The host's name as it knows it itself: a look-up in the network could block for many seconds."""
     return os.uname().nodename
-
-
-class AgentRecords:
-    """Where what an agent puts on record goes: the run's own file and board, the sink that the user has chosen, the metrics."""
-
-    def __init__(self, spec: WorkerSpec) -> None:
-        self._spec = spec
-        self.run = RunRecord(spec)
-
-    def entered(self, state: agent_machine.State, action: agent_machine.Action, restarts: int) -> None:
-        """The agent is in this state now, having spent so many restarts, and is about to act."""
-        report.debug(f"{type(state).__name__}: {action.why}")
-        self.run.entered(state, action.why)
-        if isinstance(action, agent_machine.Restart):
-            self.run.note("restart", why=action.why, restarts=restarts + action.restarts_spent, delay_s=action.delay_s)
-
-    @property
-    def has_sink(self) -> bool:
-        """Whether events go anywhere but to the run's file."""
-        return is_recorded(self._spec.event_log_handler)
-
-    def send(self, *events: Event) -> None:
-        """To the run's own file, and to the sink."""
-        if self._spec.event_log_handler != FILE:
-            self.send_to_sink(*events)
-        self.run.file.add(*events)
-
-    def send_to_sink(self, *events: Event) -> None:
-        for event in events if self.has_sink else ():
-            record(event, self._spec.event_log_handler)
-
-    def put(self, name: str, value: int) -> None:
-        """A metric of this role."""
-        put_metric(f"workers.{self._spec.role}.{name}", value)
-
-
-def event_of(
-    group: WorkerGroup,
-    total_run_time_s: int,
-    restarts: int,
-    state: str,
-    source: EventSource,
-    worker: Worker | None = None,
-    raw_error: str | None = None,
-    duration_ms: float | None = None,
-    exit_code: int | None = None,
-    worker_pid: int | None = None,
-) -> Event:
-    """An agent's event, or one of its workers', with all that dashboards for torchrun look for."""
-    spec = group.spec
-    details: dict[str, Any] = {"group_world_size": group.group_world_size, "entry_point": spec.get_entrypoint_name()}
-    if worker is not None:
-        details["local_rank"] = (worker.local_rank,)
-        details["role_rank"] = (worker.role_rank,)
-        details["role_world_size"] = (worker.role_world_size,)
-        details["exit_code"] = (exit_code,)
-        details["worker_pid"] = (worker_pid,)
-    metadata = {
-        "run_id": spec.rdzv_handler.get_run_id(),
-        "global_rank": worker.global_rank if worker is not None else None,
-        "group_rank": group.group_rank,
-        "worker_id": str(worker.id) if worker is not None else None,
-        "role": spec.role,
-        "hostname": _get_fq_hostname(),
-        "state": state,
-        "total_run_time": total_run_time_s,
-        "rdzv_backend": spec.rdzv_handler.get_backend(),
-        "raw_error": raw_error,
-        "metadata": to_json(details),
-        "agent_restarts": restarts,
-        "duration_ms": duration_ms,
-    }
-    return Event(f"torchelastic.worker.status.{state}", source=source, metadata=metadata)
 
 
 def timer_event(described: Event, hostname: str, name: str, request: FileTimerRequest | None) -> Event:
@@ -112,16 +55,6 @@ def timer_event(described: Event, hostname: str, name: str, request: FileTimerRe
     return Event(name, EventSource.AGENT, metadata=metadata)
 
 
-def state_of(worker: Worker, result: RunResult) -> str:
-    """A worker that ended with its group but not by itself was terminated by the agent."""
-    failed = worker.global_rank in result.failures
-    if result.state in {WorkerState.UNHEALTHY, WorkerState.FAILED} and not failed:
-        return "TERMINATED"
-    if failed or worker.global_rank in result.return_values:
-        return result.state.value
-    raise ValueError(f"rank {worker.global_rank} neither failed nor returned; the result is of another generation")
-
-
 def describe(result: RunResult) -> str:
     """One line on the first failure, for the line that says what is done about it."""
     if not result.failures:
@@ -132,3 +65,182 @@ def describe(result: RunResult) -> str:
     others = len(result.failures) - 1
     more = f" and {others} more" if others else ""
     return f"rank {rank} (pid {failure.pid}){more} failed: {failure.message}"
+
+
+class RunRecord:
+    """Where what an agent puts on record goes: the run's own file and board, the sink that the user has chosen, the metrics.
+
+    It is kept by the agent's own thread; only the board is read by others.
+    """
+
+    def __init__(self, spec: WorkerSpec) -> None:
+        self._spec = spec
+        self.attempt_folder = ""  # where the logs of the present workers are; empty where there are none
+        self._told_dir = ""
+        self.checkpoint_at: Callable[[], float | None] = lambda: None  # when the workers last had a complete checkpoint
+        self._began_at = warden_client.launched_at() or time.monotonic()
+        self.file = event_file.current = event_file.EventFile()
+        self.board = StatusBoard(
+            AgentStatus(
+                run_id=spec.rdzv_handler.get_run_id(),
+                role=spec.role,
+                hostname=os.uname().nodename,
+                began_at=self._began_at,
+                ledger=phases.open_ledger(self._began_at),
+                max_restarts=spec.max_restarts,
+            )
+        )
+
+    def note(self, name: str, **facts: object) -> None:
+        """Put down something that happened just now."""
+        self._note_at(time.monotonic(), name, facts)
+
+    def _note_at(self, at: float, name: str, facts: dict[str, object]) -> None:
+        """With the seconds since the run began."""
+        metadata = {"t": self._since_beginning(at), **facts}
+        self.file.add(Event(f"rallypoint.{name}", EventSource.AGENT, metadata=metadata))  # type: ignore[arg-type]
+
+    @property
+    def has_sink(self) -> bool:
+        """Whether events go anywhere but to the run's file."""
+        return is_recorded(self._spec.event_log_handler)
+
+    def send(self, *events: Event) -> None:
+        """To the run's own file, and to the sink."""
+        if self._spec.event_log_handler != FILE:
+            self.send_to_sink(*events)
+        self.file.add(*events)
+
+    def send_to_sink(self, *events: Event) -> None:
+        for event in events if self.has_sink else ():
+            record(event, self._spec.event_log_handler)
+
+    def put(self, name: str, value: int) -> None:
+        """A metric of this role."""
+        put_metric(f"workers.{self._spec.role}.{name}", value)
+
+    def began(self, settings: dict[str, object]) -> None:
+        from rallypoint import __version__
+
+        spec, status = self._spec, self.board.status
+        self.note(
+            "run.started",
+            schema=defaults.EVENT_SCHEMA,
+            run_id=status.run_id,
+            hostname=status.hostname,
+            pid=os.getpid(),
+            version=__version__,
+            role=spec.role,
+            entry_point=_get_entrypoint_name(spec.entrypoint, spec.args),
+            local_world_size=spec.local_world_size,
+            max_restarts=spec.max_restarts,
+            rdzv_backend=spec.rdzv_handler.get_backend(),
+            settings=settings,
+        )
+
+    def entered(self, state: agent_machine.State, action: agent_machine.Action, restarts: int) -> None:
+        """The agent is in this state now, having spent so many restarts, and is about to act."""
+        report.debug(f"{type(state).__name__}: {action.why}")
+        self._change_phase(state, action.why)
+        if isinstance(action, agent_machine.Restart):
+            self.note("restart", why=action.why, restarts=restarts + action.restarts_spent, delay_s=action.delay_s)
+
+    def _change_phase(self, state: agent_machine.State, why: str) -> None:
+        before, phase, now = self.board.status.ledger, phases.phase_of(state), time.monotonic()
+        if phase == before.phase:
+            return
+        kept_until = None if phases.keeps_work(state) else self.checkpoint_at() or before.since
+        ledger = phases.enter(before, phase, now, kept_until)
+        lasted_s = _rounded(now - before.since)
+        facts: dict[str, object] = {"phase": phase, "previous": before.phase, "lasted_s": lasted_s, "why": why}
+        if before.phase == RUNNING and kept_until is not None:
+            facts["kept_s"] = _rounded(ledger.seconds[RUNNING] - before.seconds[RUNNING])
+        self.board.change(ledger=ledger, why=why)
+        self._note_at(now, "phase", facts)
+
+    def formed(self, group: WorkerGroup, generation: int, restarts: int) -> None:
+        """All workers of a generation have been started here."""
+        ranks = tuple(worker.global_rank for worker in group.workers)
+        pids = tuple(worker.id if isinstance(worker.id, int) else str(worker.id) for worker in group.workers)
+        shared: dict[str, object] = {
+            "generation": generation or self.board.status.generation + 1,
+            "group_rank": group.group_rank,
+            "group_world_size": group.group_world_size,
+            "world_size": group.workers[0].world_size if group.workers else 0,
+            "restarts": restarts,
+        }
+        self.board.change(ranks=ranks, pids=pids, **shared)
+        master = {"master_addr": group.master_addr, "master_port": group.master_port}
+        self.note("generation", **shared, ranks=list(ranks), pids=list(pids), **master, folder=self.attempt_folder)
+
+    def failed(self, result: RunResult) -> None:
+        status = self.board.status
+        self.board.count("failed_workers", len(result.failures))
+        for rank, failure in sorted(result.failures.items()):
+            self.note(
+                "worker.failed",
+                generation=status.generation,
+                rank=rank,
+                local_rank=failure.local_rank,
+                pid=failure.pid,
+                exitcode=failure.exitcode,
+                message=failure.message,
+                log_file=failure.log_file,
+                ago_s=_rounded(max(0.0, time.time() - failure.failed_at)),
+            )
+
+    def ended(self, succeeded: bool, why: str) -> None:
+        now = time.monotonic()
+        ledger = phases.enter(self.board.status.ledger, DONE, now)
+        self.board.change(ledger=ledger, why=why)
+        seconds = {phase: _rounded(spent) for phase, spent in ledger.seconds.items()}
+        wall_s = self._since_beginning(now)
+        self._note_at(now, "run.ended", {"succeeded": succeeded, "why": why, "seconds": seconds, "wall_s": wall_s})
+
+    def _since_beginning(self, now: float) -> float:
+        return _rounded(now - self._began_at)
+
+    # --- the run's folder --------------------------------------------------------------------------------------------------
+
+    def use_folders(self, folders: Folders) -> None:
+        """The run has a folder now, and a new group of workers."""
+        self.attempt_folder = folders.attempt_dir
+        if folders.keeps_output:
+            self._tell(folders)
+        if folders.run_log_dir:
+            self.file.place(os.path.join(folders.run_log_dir, defaults.EVENT_FILE), folders.run_folder)
+
+    def keep_story(self, folders: Folders) -> None:
+        """A run that failed before its first workers has no folder yet; where the user has named one for logs, it gets it."""
+        if self.file.path or folders.is_temporary:
+            return
+        try:
+            file_clerk.do(lambda: folders.make_run_folder(self.board.status.run_id), CLEARING_TIMEOUT_S)
+        except OSError as error:
+            report.debug(f"the events of this run could not be kept: {error}")  # what ended it says why
+        else:
+            self.use_folders(folders)
+
+    def close(self, folders: Folders) -> None:
+        """Leave no empty folder behind, and say where the rest is."""
+        if not folders.run_log_dir or not self.file.settle(CLEARING_TIMEOUT_S):
+            return
+        try:
+            is_gone = file_clerk.do(folders.discard_if_empty, CLEARING_TIMEOUT_S)
+        except TimeoutError as error:
+            report.warn(f"{folders.run_log_dir} is left as it is: {error.strerror}")
+            return
+        if is_gone:
+            self.file.leave()
+        else:
+            self._tell(folders)
+
+    def _tell(self, folders: Folders) -> None:
+        if folders.run_log_dir != self._told_dir:
+            self._told_dir = folders.run_log_dir
+            report.info(f"logs are in {folders.run_log_dir}")
+
+
+def _rounded(seconds: float) -> float:
+    """Microseconds are enough, and can be read."""
+    return round(seconds, 6)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 from rallypoint import metrics
 from rallypoint.agent.capabilities import hold_on
-from rallypoint.agent.run_record import RunRecord
+from rallypoint.agent.records import RunRecord
 from rallypoint.agent.workers import WorkerGroup, WorkerSpec
 from rallypoint.base import defaults, environment, report
 from rallypoint.processes.context import PContext
@@ -78,7 +78,8 @@ class WorkerMonitor:
             return None
         from rallypoint.timers.file_server import FileTimerServer
 
-        path = environment.text(defaults.ENV_TIMER_FILE) or _timer_path()
+        own_path = os.path.join(environment.temporary_dir(), f"watchdog_timer_{os.urandom(8).hex()}")
+        path = environment.text(defaults.ENV_TIMER_FILE) or own_path
         for env in envs.values():
             env[defaults.ENV_TIMER_FILE] = path
         return FileTimerServer(
@@ -184,8 +185,3 @@ class WorkerMonitor:
         )
         metrics.configure(handler)
         return server
-
-
-def _timer_path() -> str:
-    folder = environment.temporary_dir()
-    return os.path.join(folder, f"watchdog_timer_{os.urandom(8).hex()}")

@@ -1,8 +1,6 @@
 """The workers of one node as the agent sees them: what to run, who has which rank, in which state they are, how they ended.
 
 The names, fields and slots are those that code written for torch's elastic agents uses.
-
-What agents tell each other so that each can compute its workers' ranks.
 """
 
 from __future__ import annotations
@@ -22,15 +20,16 @@ if TYPE_CHECKING:
     from typing import Any
 
     from rallypoint.failures.process_failure import ProcessFailure
+    from rallypoint.protocol.ranks import WorkerRanks
 
-__all__ = ["RunResult", "Worker", "WorkerGroup", "WorkerSpec", "WorkerState"]
-
-
-# --- role info -------------------------------------------------------------------------------------------------------------
+__all__ = ["RunResult", "Worker", "WorkerGroup", "WorkerSpec", "WorkerState", "workers_of"]
 
 
 class _RoleInstanceInfo:
-    """The role and the number of workers of the agent with this rank. The name is kept because code elsewhere imports it."""
+    """What agents tell each other so that each can compute its workers' ranks: the role and the number of workers of one agent.
+
+    The name is kept because code elsewhere imports it.
+    """
 
     __slots__ = ["local_world_size", "rank", "role"]
 
@@ -62,9 +61,6 @@ class _RoleInstanceInfo:
         """The first and the last place of this role in an ordered list; (-1, -1) where it is not in it."""
         places = [place for place, info in enumerate(roles_infos) if info.role == role]
         return (places[0], places[-1]) if places else (-1, -1)
-
-
-# --- workers ---------------------------------------------------------------------------------------------------------------
 
 
 class WorkerSpec(Record):
@@ -146,6 +142,10 @@ class Worker:
 
 
 _WORKER_FIELDS = ("local_rank", "global_rank", "role_rank", "world_size", "role_world_size")
+
+
+def workers_of(ranks: Sequence[WorkerRanks]) -> list[Worker]:
+    return [Worker(one.local_rank, one.global_rank, one.role_rank, one.world_size, one.role_world_size) for one in ranks]
 
 
 class WorkerState(str, Enum):

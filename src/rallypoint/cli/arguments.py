@@ -3,8 +3,6 @@
 torchrun's rules are kept: ``--standalone`` wins over backend, endpoint and id; one node with static rendezvous and nothing said
 about where it is runs standalone too; a static endpoint is made of the master's address and port. What is wrong is told by the
 name of its flag, or of the variable it came from.
-
-How many nodes and workers the command line asks for: what it says, and whether there can be so many.
 """
 
 from __future__ import annotations
@@ -17,8 +15,8 @@ from rallypoint.agent.config import LaunchConfig
 from rallypoint.base import defaults, environment, report
 from rallypoint.base.text import many
 from rallypoint.cli import command_line
+from rallypoint.cli.command_line import OPTIONS
 from rallypoint.cli.entry_point import EntryPoint, check_entry_point, entry_point
-from rallypoint.cli.options import OPTIONS
 from rallypoint.errors import UsageError
 from rallypoint.hardware.devices import allowed_cpus, determine_local_world_size
 from rallypoint.output.log_specs import DefaultLogsSpecs, LogsSpecs, Std, check_log_dir
@@ -31,18 +29,16 @@ if TYPE_CHECKING:
     T = TypeVar("T")
 
 __all__ = [
-    "NodeCountError",
-    "config_from_args",
-    "get_rdzv_endpoint",
-    "is_standalone",
-    "parse_min_max_nnodes",
-    "read_nodes",
-    "read_workers",
-    "threads_per_worker",
-]
+    "NodeCountError", "config_from_args", "get_rdzv_endpoint", "is_standalone", "parse_min_max_nnodes", "read_nodes",
+    "read_workers", "threads_per_worker",
+]  # fmt: skip
 
-
-# --- job size --------------------------------------------------------------------------------------------------------------
+_SETTINGS_WITH_FLAGS = (
+    "node_unit", "secret_file", "no_retry_exit_codes", "restart_backoff", "restart_window", "worker_store", "worker_store_port",
+    "worker_store_memory",
+)  # fmt: skip
+# Fields of LaunchConfig that are as their flags say.
+_FIELDS_WITH_FLAGS = [one.dest for one in OPTIONS if one.dest in LaunchConfig._fields and one.dest not in _SETTINGS_WITH_FLAGS]
 
 
 class NodeCountError(UsageError, RuntimeError):
@@ -75,25 +71,6 @@ def read_workers(nproc_per_node: str) -> int:
     return workers
 
 
-# --- arguments -------------------------------------------------------------------------------------------------------------
-
-
-_SETTINGS_WITH_FLAGS = (
-    "node_unit",
-    "secret_file",
-    "no_retry_exit_codes",
-    "restart_backoff",
-    "restart_window",
-    "worker_store",
-    "worker_store_port",
-    "worker_store_memory",
-)
-
-
-# Fields of LaunchConfig that are as their flags say.
-_FIELDS_WITH_FLAGS = [one.dest for one in OPTIONS if one.dest in LaunchConfig._fields and one.dest not in _SETTINGS_WITH_FLAGS]
-
-
 def config_from_args(args: Any, *, as_given: bool = False) -> tuple[LaunchConfig, EntryPoint, list[str]]:
     """The job that `args` describe: its configuration, what each worker starts, and the arguments for that.
 
@@ -109,8 +86,7 @@ def config_from_args(args: Any, *, as_given: bool = False) -> tuple[LaunchConfig
         **_meeting(args, as_given),
         "nproc_per_node": workers,
         "logs_specs": _logs_specs(args),
-        "log_line_prefix_template": args.log_line_prefix_template
-        or environment.own.get(defaults.ENV_LOG_LINE_PREFIX_TEMPLATE),
+        "log_line_prefix_template": args.log_line_prefix_template or environment.own.get(defaults.ENV_LOG_LINE_PREFIX_TEMPLATE),
         "numa_options": _numa_options(args.numa_binding),
         "log_max_bytes": args.log_max_size,
         "worker_env": _worker_env(args, workers),

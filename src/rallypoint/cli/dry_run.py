@@ -14,14 +14,15 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 
 from rallypoint.agent.config import LaunchConfig, resolve_shutdown_timeout
+from rallypoint.agent.local_agent import plan_workers
+from rallypoint.agent.workers import WorkerGroup, WorkerSpec, workers_of
 from rallypoint.base import defaults, environment
 from rallypoint.base.text import ranges
 from rallypoint.errors import UsageError
-from rallypoint.hardware.devices import mask_variables
 from rallypoint.net.endpoint import parse_rendezvous_endpoint
 from rallypoint.output.log_specs import DefaultLogsSpecs, LogsDest
 from rallypoint.protocol.ranks import Member, assign
-from rallypoint.protocol.worker_plan import Group, WorkerPlan, plan_worker
+from rallypoint.protocol.worker_plan import WorkerPlan
 from rallypoint.rendezvous.settings import BY_KEY, read_settings
 from rallypoint.rendezvous.settings import describe as describe_settings
 
@@ -44,7 +45,7 @@ _WIDTH = 14
 
 def describe(config: LaunchConfig, entry: Entrypoint, arguments: Sequence[Any]) -> str:
     """The plan for this node; UsageError where there can be none, as for a binding that the machine does not allow."""
-    plans = _plans(config, arguments)
+    plans = _plans(config, entry, arguments)
     logs = _logs(config, len(plans))
     cpus, notes = _cpus(config, plans)
     lines = ["Nothing is started; this is the plan for this node.", "", "job", *_job(config, logs is None)]
@@ -93,38 +94,31 @@ def _settings(config: LaunchConfig) -> str:
     return ", ".join(filter(None, [known, *(f"{key} {_shown(key, str(value))}" for key, value in others.items())]))
 
 
-def _plans(config: LaunchConfig, arguments: Sequence[Any]) -> list[WorkerPlan]:
+def _plans(config: LaunchConfig, entry: Entrypoint, arguments: Sequence[Any]) -> list[WorkerPlan]:
     """As if this node were the only one; `_environment` takes back what the others will change."""
-    variables = mask_variables() if config.virtual_local_rank else ()
-    address, port = _master(config)
-    group = Group(
-        role=config.role,
-        group_rank=0,
-        group_world_size=1,
-        local_world_size=config.nproc_per_node,
-        master_addr=address,
-        master_port=port,
-        restart_count=0,
+    spec = WorkerSpec(
+        config.role,
+        config.nproc_per_node,
+        None,  # type: ignore[arg-type]  # nobody is met
+        entrypoint=entry,
+        args=tuple(arguments),
         max_restarts=config.max_restarts,
+        virtual_local_rank=config.virtual_local_rank,
+    )
+    group = WorkerGroup(spec)
+    group.workers = workers_of(assign([Member(config.role, config.nproc_per_node)], 0))
+    if config.rdzv_backend == defaults.BACKEND_CLI:  # else the master is found at the rendezvous
+        endpoint = parse_rendezvous_endpoint(config.rdzv_endpoint, default_port=defaults.MASTER_PORT)
+        group.master_addr, group.master_port = endpoint
+    return plan_workers(
+        group,
+        restart_count=0,
         run_id=config.run_id or _START,
         use_agent_store=False,
         signals_to_handle=config.signals_to_handle,
-        hostname=os.uname().nodename,
         prefix_template=config.log_line_prefix_template,
-        virtual_local_rank=config.virtual_local_rank,
-        visible_devices=environment.first_of(variables),
         extra_env=config.worker_env,
-        inherited=environment.own,
-        mask_variables=variables,
     )
-    return [plan_worker(group, ranks, arguments) for ranks in assign([Member(config.role, config.nproc_per_node)], 0)]
-
-
-def _master(config: LaunchConfig) -> tuple[str, int]:
-    """With the static back end the endpoint is the master; else it is found at the rendezvous."""
-    if config.rdzv_backend != defaults.BACKEND_CLI:
-        return "", 0
-    return parse_rendezvous_endpoint(config.rdzv_endpoint, default_port=defaults.MASTER_PORT)
 
 
 def _worker(config: LaunchConfig, entry: Entrypoint, plan: WorkerPlan, logs: LogsDest | None) -> Iterator[str]:
@@ -168,7 +162,7 @@ def _logs(config: LaunchConfig, workers: int) -> LogsDest | None:
     if not isinstance(specs, DefaultLogsSpecs):
         return None
     root = os.path.abspath(specs.root_log_dir)
-    if specs._is_temporary:
+    if specs.is_temporary:
         root = os.path.join(os.path.dirname(root), "rallypoint_<random>")
     folder = os.path.join(root, f"{config.run_id or '<run id>'}_<random>", "attempt_<n>")
     return specs._destinations(list(range(workers)), "" if root == os.devnull else folder)

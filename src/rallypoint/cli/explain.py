@@ -7,7 +7,6 @@ and lost work for each node. ``--json`` gives the same as one JSON document.
 from __future__ import annotations
 
 import json
-import os
 import re
 import sys
 import textwrap
@@ -17,13 +16,12 @@ from collections.abc import Iterator, Sequence
 from rallypoint.base.bounded_json import clip
 from rallypoint.base.text import many
 from rallypoint.cli.command_line import closest
+from rallypoint.cli.main import print_text
 from rallypoint.errors import ExitCode, UsageError
 from rallypoint.story import phases
-from rallypoint.story.chronicle import Entry, NodeRun
 from rallypoint.story.event_logs import select
 from rallypoint.story.event_records import ENDED
-from rallypoint.story.goodput import Account
-from rallypoint.story.story import Story, duration, sentence, tell
+from rallypoint.story.story import Account, Entry, NodeRun, Story, duration, sentence, tell
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -58,7 +56,7 @@ def explain_main(argv: Sequence[str]) -> int:
     try:
         flags, paths = _read_arguments(argv)
         if flags & {"--help", "-h"}:
-            return _print(USAGE)
+            return print_text(USAGE)
         chosen = select(paths, show_all="--all" in flags)
         story = tell(chosen.logs, show_all="--all" in flags)
     except UsageError as error:
@@ -66,7 +64,7 @@ def explain_main(argv: Sequence[str]) -> int:
         return ExitCode.USAGE
     if chosen.left_out:
         story = story.replace(notes=(*story.notes, chosen.left_out))
-    return _print(json.dumps(document(story), indent=2) if "--json" in flags else render(story))
+    return print_text(json.dumps(document(story), indent=2) if "--json" in flags else render(story))
 
 
 def _read_arguments(argv: Sequence[str]) -> tuple[set[str], list[str]]:
@@ -80,15 +78,6 @@ def _read_arguments(argv: Sequence[str]) -> tuple[set[str], list[str]]:
     if not paths and not flags & {"--help", "-h"}:
         raise UsageError("no path was given; write rallypoint explain PATH, the log folder of a run")
     return flags, paths
-
-
-def _print(text: str) -> int:
-    encoding = sys.stdout.encoding or "utf-8"
-    try:
-        print(text.encode(encoding, "backslashreplace").decode(encoding), flush=True)
-    except BrokenPipeError:  # the reader has seen enough, as `head` has
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return ExitCode.SUCCESS
 
 
 # --- text --------------------------------------------------------------------------------------------------------------------

@@ -26,17 +26,9 @@ if TYPE_CHECKING:
     from typing import Any
 
 __all__ = [
-    "config_from_args",
-    "determine_local_world_size",
-    "get_rdzv_endpoint",
-    "get_use_env",
-    "main",
-    "parse_args",
-    "parse_min_max_nnodes",
-    "rallypoint_main",
-    "run",
-    "run_script_path",
-]
+    "config_from_args", "determine_local_world_size", "get_rdzv_endpoint", "get_use_env", "main", "parse_args",
+    "parse_min_max_nnodes", "print_text", "rallypoint_main", "run", "run_script_path",
+]  # fmt: skip
 
 _COMMANDS = ("run", "explain", "stacks")
 _LEVELS = {"DEBUG": 10, "INFO": 20, "WARN": 30, "WARNING": 30, "ERROR": 40, "CRITICAL": 50, "FATAL": 50}
@@ -68,14 +60,20 @@ def rallypoint_main(argv: Sequence[str] | None = None) -> int:
     command, *rest = list(sys.argv[1:] if argv is None else argv) or ["--help"]
     if command == "run":
         return main(rest)
-    if command in _COMMANDS:
-        return _command(command, rest)
+    if command == "explain":
+        from rallypoint.cli.explain import explain_main
+
+        return explain_main(rest)
+    if command == "stacks":
+        from rallypoint.cli.stacks import stacks_main
+
+        return stacks_main(rest)
     if command == "--version":
-        return _print(_version("rallypoint"))
+        return print_text(_version("rallypoint"))
     if command in ("-h", "--help"):
         from rallypoint.cli import usage
 
-        return _print(usage.overview())
+        return print_text(usage.OVERVIEW)
     return _speaking(lambda: _refuse(command))
 
 
@@ -119,35 +117,20 @@ def run(args: Any) -> None:
     if getattr(args, "dry_run", False):  # arguments of a parser of torchrun's have none
         from rallypoint.cli import dry_run
 
-        _print(dry_run.describe(config, entry, arguments))
+        print_text(dry_run.describe(config, entry, arguments))
         return
     from rallypoint.agent import launch
 
     launch.elastic_launch(config, entry)(*arguments)
 
 
-def _command(name: str, argv: list[str]) -> int:
-    """A command that looks at a run, and runs none."""
-    if name == "explain":
-        from rallypoint.cli.explain import explain_main
-
-        return explain_main(argv)
-    from rallypoint.cli.stacks import stacks_main
-
-    return stacks_main(argv)
-
-
 def _answer(args: SimpleNamespace) -> int:
     """The flags that want an answer and no job."""
     if args.version:
-        return _print(_version("rallyrun"))
-    if args.help:
-        from rallypoint.cli import usage
+        return print_text(_version("rallyrun"))
+    from rallypoint.cli import usage
 
-        return _print(usage.help_text())
-    from rallypoint.cli import completion
-
-    return _print(completion.script(args.print_completion))
+    return print_text(usage.help_text() if args.help else usage.completion_script(args.print_completion))
 
 
 def _explain(error: BaseException, pass_exit_code: bool) -> int:
@@ -211,9 +194,10 @@ def _version(program: str) -> str:
     return f"{program} {__version__}"
 
 
-def _print(text: str) -> int:
+def print_text(text: str) -> int:
+    encoding = sys.stdout.encoding or "utf-8"
     try:
-        print(text.rstrip("\n"), flush=True)
+        print(text.rstrip("\n").encode(encoding, "backslashreplace").decode(encoding), flush=True)
     except BrokenPipeError:  # the reader has seen enough, as `head` has
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return ExitCode.SUCCESS
@@ -235,7 +219,7 @@ def _write(text: str) -> None:
         while data:
             data = data[os.write(2, data) :]
     except BlockingIOError:  # somebody who shares it has made it so
-        from rallypoint.output.log_file import write_all
+        from rallypoint.output.console import write_all
 
         write_all(2, data)
     except OSError:  # a stderr that is closed or full must not end a job that runs well

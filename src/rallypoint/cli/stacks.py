@@ -7,19 +7,19 @@ import http.client
 import os
 import socket
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from rallypoint.base import report
 from rallypoint.control_plane import TORCH_WORKER_SERVER_SOCKET
 from rallypoint.errors import ExitCode, RallypointError, UsageError
 from rallypoint.net.private_socket import peer_of
+from rallypoint.processes.activity import families_of
 
 __all__ = ["ask", "find_sockets", "stacks_main"]
 
 ANSWER_S = 5.0
 ANSWER_BYTES_MAX = 16 * 1024 * 1024
 ENVIRONMENT_BYTES_MAX = 4 * 1024 * 1024
-PROCESSES_MAX = 100_000  # of a tree, that are looked at
 USAGE = f"""\
 usage: rallypoint stacks SOCKET|PID ...
 
@@ -113,7 +113,7 @@ def find_sockets(pid: int) -> list[str]:
     """The control sockets at which a process and those below it listen; UsageError if there are none."""
     if not os.path.exists(f"/proc/{pid}"):
         raise UsageError(f"there is no process {pid}")
-    tree = dict.fromkeys(_tree(pid))
+    tree = families_of([pid])[pid]
     named = dict.fromkeys(path for one in tree if (path := _named_by(one)))
     found = [path for path in dict.fromkeys(one for path in named for one in _places(path)) if _listener_at(path) in tree]
     if not found:
@@ -136,28 +136,6 @@ def _listener_at(path: str) -> int | None:
             return peer_of(probe)[0]
         except OSError:  # nobody, or another's
             return None
-
-
-def _tree(pid: int) -> Iterator[int]:
-    """The process, and all below it; nearer ones first."""
-    waiting = [pid]
-    for _ in range(PROCESSES_MAX):
-        if not waiting:
-            return
-        one = waiting.pop(0)
-        yield one
-        waiting += _children(one)
-
-
-def _children(pid: int) -> list[int]:
-    found: list[int] = []
-    try:
-        for task in os.listdir(f"/proc/{pid}/task"):
-            with open(f"/proc/{pid}/task/{task}/children", encoding="ascii") as file:
-                found += map(int, file.read().split())
-    except OSError:  # it has ended meanwhile
-        return found
-    return found
 
 
 def _named_by(pid: int) -> str | None:

@@ -10,8 +10,7 @@ from __future__ import annotations
 import sys
 from argparse import REMAINDER, ArgumentParser
 
-from rallypoint.cli.command_line import split_list
-from rallypoint.cli.options import BY_NAME, Option
+from rallypoint.cli.command_line import BY_NAME, Option, split_list
 from rallypoint.parser_actions import check_env, env
 
 TYPE_CHECKING = False

@@ -69,7 +69,7 @@ _AGENT: dict[str, tuple[Names, Names]] = {
             "agent.agent": "ElasticAgent SimpleElasticAgent",
         },
         {
-            "agent.agent": "DEFAULT_ROLE EventSource RendezvousGracefulExitError SignalException _RoleInstanceInfo "
+            "agent.agent": "DEFAULT_ROLE Event EventSource RendezvousGracefulExitError SignalException _RoleInstanceInfo "
             "_get_fq_hostname prof put_metric store_util=barriers",
             "agent.records": "Event EventSource _get_fq_hostname put_metric record",
             "failures.process_failure": "ProcessFailure",

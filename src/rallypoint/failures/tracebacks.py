@@ -163,15 +163,12 @@ def _blocks(lines: list[str]) -> list[_Block]:
             index += 1
             continue
         block = _parse_block(lines, index, _is_fatal(lines, index, blocks)) if is_header else _parse_headless(lines, index)
-        if is_header or _may_lack_header(block, header_seen):
+        may_lack_header = block.found is not None and (not header_seen or block.found.type_name in _SYNTAX_ERRORS)
+        if is_header or may_lack_header:
             blocks.append(block)
         header_seen = header_seen or is_header
         index = max(block.end, index + 1)
     return blocks
-
-
-def _may_lack_header(block: _Block, header_seen: bool) -> bool:
-    return block.found is not None and (not header_seen or block.found.type_name in _SYNTAX_ERRORS)
 
 
 def _is_fatal(lines: list[str], header: int, blocks: list[_Block]) -> bool:

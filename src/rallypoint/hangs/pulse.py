@@ -1,6 +1,7 @@
-"""The agent's end of the pages in which workers give signs of life: one page each, in one file that exists only in memory.
+"""The two ends of the pages in which workers give signs of life (`hangs.pulse_page` says what is where).
 
-A worker opens the file by its path under /proc of the agent. So nothing is left behind on any disk, however the agent ends.
+The agent has one page for each worker, in one file that exists only in memory. A worker opens the file by its path under /proc of
+the agent, if the agent asks for signs of life. So nothing is left behind on any disk, however the agent ends.
 """
 
 from __future__ import annotations
@@ -8,41 +9,50 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
+import sys
 
-from rallypoint.hangs import pulse_page
+from rallypoint.hangs import pulse_page as layout
 
-__all__ = ["PulseBoard"]
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from rallypoint.worker import section
+
+__all__ = ["PulseBoard", "PulseMapping", "open_mapping"]
+
+_STEP_MAX = 2**63 - 2
 
 
 class PulseBoard:
-    """The pages of `size` workers. Whoever looks after `close` finds nothing there."""
+    """The agent's end: the pages of `size` workers. Whoever looks after `close` finds nothing there."""
 
     def __init__(self, size: int) -> None:
         self._fd = os.memfd_create("rallypoint-pulse", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        os.truncate(self._fd, size * pulse_page.PAGE_BYTES)
+        os.truncate(self._fd, size * layout.PAGE_BYTES)
         # A file that a worker made shorter would end whoever reads it.
         fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
-        self._memory = mmap.mmap(self._fd, size * pulse_page.PAGE_BYTES)
+        self._memory = mmap.mmap(self._fd, size * layout.PAGE_BYTES)
         self._view = memoryview(self._memory)
-        self._known: list[pulse_page.Pulse | None] = [None] * size
+        self._known: list[layout.Pulse | None] = [None] * size
         for rank in range(size):
             self.clear(rank)
 
     def place(self, rank: int) -> str:
         """Where a worker finds its page."""
-        return f"{rank * pulse_page.PAGE_BYTES}:/proc/{os.getpid()}/fd/{self._fd}"
+        return f"{rank * layout.PAGE_BYTES}:/proc/{os.getpid()}/fd/{self._fd}"
 
     def clear(self, rank: int) -> None:
         """Forget what the worker of this rank said, for another that takes its place."""
-        self._page(rank)[:] = pulse_page.blank()
+        self._page(rank)[:] = layout.blank()
         self._known[rank] = None
 
-    def read(self, rank: int, now: float) -> pulse_page.Pulse | None:
+    def read(self, rank: int, now: float) -> layout.Pulse | None:
         """What the worker says; None if it never said anything."""
-        self._known[rank] = pulse_page.read(self._page(rank), now, self._known[rank])
+        self._known[rank] = layout.read(self._page(rank), now, self._known[rank])
         return self._known[rank]
 
-    def read_all(self, now: float) -> list[pulse_page.Pulse]:
+    def read_all(self, now: float) -> list[layout.Pulse]:
         """What those say that ever said anything."""
         try:
             found = [self.read(rank, now) for rank in range(len(self._known))]
@@ -51,7 +61,7 @@ class PulseBoard:
         return [pulse for pulse in found if pulse is not None]
 
     def _page(self, rank: int) -> memoryview:
-        return self._view[rank * pulse_page.PAGE_BYTES : (rank + 1) * pulse_page.PAGE_BYTES]
+        return self._view[rank * layout.PAGE_BYTES : (rank + 1) * layout.PAGE_BYTES]
 
     def close(self) -> None:
         if self._fd >= 0:
@@ -59,3 +69,124 @@ class PulseBoard:
             self._memory.close()
             os.close(self._fd)
             self._fd = -1
+
+
+class PulseMapping:
+    """A worker's end: its page, mapped. All but `beat` and `tell_step`, single stores, are called by one thread at a time."""
+
+    def __init__(self, memory: mmap.mmap, at_end: Callable[[], None]) -> None:
+        self._bytes = memoryview(memory)
+        self._numbers: memoryview[int] = self._bytes.cast("q")
+        self._times: memoryview[float] = self._bytes.cast("d")
+        self._open: list[section] = []
+        self._is_running = False
+        self._at_end = at_end
+
+    @property
+    def owner(self) -> int:
+        return self._numbers[layout.OWNER]
+
+    def is_a_page(self) -> bool:
+        return self._numbers[layout.VERSION] == layout.MAGIC
+
+    def claim(self, now: float) -> None:
+        """Be the one who speaks for this worker."""
+        self._begin_change()
+        for word in (layout.SIGN_AT, layout.STEP, layout.BASE, layout.NAME_LENGTH):
+            self._numbers[word] = 0
+        self._times[layout.ANNOUNCED_AT] = now
+        self._numbers[layout.OWNER] = os.getpid()
+        self._end_change()
+
+    def beat(self, now: float) -> None:
+        self._times[layout.SIGN_AT] = now
+        if not self._is_running:
+            self._run()
+
+    def tell_step(self, step: int) -> None:
+        self._numbers[layout.STEP] = min(max(step, 0), _STEP_MAX) + 1
+
+    def _run(self) -> None:
+        """The first sign of life ends the phase of starting. From now on its end is awaited, ahead of what others do at exit."""
+        self._is_running = True
+        self._numbers[layout.BASE] = layout.BASES.index(layout.RUNNING)
+        _call_at_end_of_main(self._at_end)
+
+    def exit(self, now: float) -> None:
+        self._open.clear()
+        self._is_running = True  # a late beat changes the phase no more
+        self._begin_change()
+        self._numbers[layout.BASE] = layout.BASES.index(layout.EXITING)
+        self._numbers[layout.NAME_LENGTH] = 0
+        self._times[layout.SIGN_AT] = now
+        self._end_change()
+
+    def enter(self, entered: section, now: float) -> None:
+        self._open.append(entered)
+        self._show_section(now)
+
+    def leave(self, left: section, now: float, is_complete: bool) -> None:
+        """Sections of several threads may end in any order; what counts is the last of those that are open."""
+        for place in reversed(range(len(self._open))):
+            if self._open[place] is left:
+                del self._open[place]
+                break
+        if is_complete and left.name == layout.CHECKPOINT:
+            self._times[layout.CHECKPOINT_AT] = now
+        self._show_section(now)
+
+    def _show_section(self, now: float) -> None:
+        inner = self._open[-1] if self._open else None
+        name = layout.cut_name(inner.name) if inner is not None else b""
+        self._begin_change()
+        self._times[layout.SIGN_AT] = now
+        self._times[layout.LIMIT_S] = inner.limit_s or 0.0 if inner is not None else 0.0
+        self._numbers[layout.NAME_LENGTH] = len(name)
+        self._bytes[layout.NAME_AT : layout.NAME_AT + len(name)] = name
+        self._end_change()
+
+    def _begin_change(self) -> None:
+        self._numbers[layout.SEQUENCE] |= 1
+
+    def _end_change(self) -> None:
+        self._numbers[layout.SEQUENCE] = (self._numbers[layout.SEQUENCE] & 0xFFFFFFFFFFFF) + 1
+
+
+def open_mapping(place: str, now: float, at_end: Callable[[], None]) -> PulseMapping | None:
+    """The page at a place that the agent named; None if it cannot be had, or if another process speaks for this worker."""
+    try:
+        offset, _, path = place.partition(":")
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            page = PulseMapping(mmap.mmap(fd, layout.PAGE_BYTES, offset=int(offset)), at_end)
+        finally:
+            os.close(fd)
+    except (OSError, ValueError) as error:
+        sys.stderr.write(f"rallypoint.worker: the agent cannot be told that this worker lives: {error}\n")
+        return None
+    if not page.is_a_page() or (page.owner not in (0, os.getpid()) and _is_alive(page.owner)):
+        return None
+    page.claim(now)
+    return page
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # it is there, and another user's
+        pass
+    return True
+
+
+def _call_at_end_of_main(function: Callable[[], None]) -> None:
+    """Have it called when the main thread ends. atexit would be later: after threads, and after what was registered since."""
+    import threading
+
+    register = getattr(threading, "_register_atexit", None)
+    if register is not None:  # it is not a public name
+        try:
+            register(function)
+        except RuntimeError:  # the main thread has ended already
+            return

@@ -1,4 +1,4 @@
-"""Which worker hangs: how long each may be silent in its phase, and who is to blame when several are.
+"""Which worker hangs: how long each may be silent in its phase, whether one that says nothing is still, and who is to blame.
 
 A worker that gives signs of life has a limit by its phase: while *running* the limit of the job; in a section the one that
 was given with it, else the one that the job has for that name, else none; while *starting* or *exiting* only if the job has
@@ -12,6 +12,20 @@ silent for half of their time are suspects too, once one is overdue. To blame ar
 2. else those that did the fewest steps;
 3. of these, one that stands elsewhere in the program than all others, if there are three or more to compare;
 4. else the one that is overdue and has been silent for longest.
+
+Whether a process that says nothing of itself is still doing something is judged from what the kernel shows of it. A worker is
+seen as a *family*: its process and all that descend from it. It is active if since the last time that it was
+- its processes have used more processor time than the background threads of a library do, or
+- its processes have read or written anything, output included, or
+- processes were added to it, or have ended,
+
+or if now
+
+- one of its threads waits for a disk (D), or a debugger holds it (t), or
+- a thread is ready to run (R), and was so when looked at before: it gets no processor, which is no fault of its own. Once is
+  not enough: a background thread that wakes for a moment may be met in it.
+
+What cannot be seen counts as activity, so that nobody is called hung on a guess.
 """
 
 from __future__ import annotations
@@ -24,8 +38,8 @@ from rallypoint.errors import UsageError
 from rallypoint.hangs.pulse_page import BASES, NAME_BYTES, RUNNING, Pulse
 
 __all__ = [
-    "OTHER_NODES_S", "HangLimits", "Suspect", "blame", "is_clear", "is_verdict_due", "limit_of", "longest_pause",
-    "may_be_elsewhere", "parse_hang_timeout", "progress_of", "regain", "verdict_time",
+    "OTHER_NODES_S", "HangLimits", "Sample", "Stillness", "Suspect", "activity", "blame", "follow", "is_clear", "is_verdict_due",
+    "limit_of", "longest_pause", "may_be_elsewhere", "parse_hang_timeout", "progress_of", "regain", "verdict_time",
 ]  # fmt: skip
 
 LONGEST_PAUSE_S = 0.5
@@ -33,6 +47,8 @@ SHORTEST_PAUSE_S = 0.05
 LATE_S = 0.5  # what a loaded machine may delay us by
 SETTLE_S = 0.4  # from the first that is overdue to the verdict: it may be one that waits for the one that hangs
 OTHER_NODES_S = 0.4  # on top of that, where all here may wait for the one that hangs on another node, which is told first then
+IDLE_CPU_SHARE = 0.005  # of a processor: threads that wake a few times a second use less
+IDLE_CPU_S = 0.02  # two ticks of the clock by which the kernel tells of processor time
 
 
 class HangLimits(Value):
@@ -164,3 +180,54 @@ def _loner(suspects: Sequence[Suspect]) -> Suspect | None:
         return None
     alone = [one for one in suspects if standings.count(one.standing) == 1]
     return alone[0] if len(alone) == 1 else None
+
+
+class Sample(Value):
+    """A family as it was at one moment."""
+
+    at: float
+    members: frozenset[tuple[int, int]]  # each process, by its id and the time of its start
+    cpu_s: float  # of all of them together
+    io_bytes: int | None  # read and written by all of them; None: the kernel does not tell
+    states: frozenset[str]  # of their main threads, or of all threads
+    ready: frozenset[int] | None = None  # the threads that are ready to run; None: not looked at
+
+    @property
+    def is_stopped(self) -> bool:
+        """By a signal, and not by a debugger."""
+        return "T" in self.states and "t" not in self.states
+
+
+class Stillness(Value):
+    """Nothing was done since `base`."""
+
+    base: Sample
+    ready: frozenset[int] = frozenset()  # when threads were looked at last
+
+    @property
+    def since(self) -> float:
+        return self.base.at
+
+
+def follow(stillness: Stillness | None, seen: Sample) -> Stillness:
+    """The stillness after another look: it goes on, or begins anew."""
+    if stillness is None or activity(stillness, seen):
+        return Stillness(seen, seen.ready or frozenset())
+    return Stillness(stillness.base, stillness.ready if seen.ready is None else seen.ready)
+
+
+def activity(stillness: Stillness, seen: Sample) -> str:
+    """What shows that the family is active; empty if nothing does."""
+    base = stillness.base
+    used_s = seen.cpu_s - base.cpu_s
+    if seen.members != base.members:
+        return "processes began or ended"
+    if not 0 <= used_s <= IDLE_CPU_S + IDLE_CPU_SHARE * (seen.at - base.at):
+        return f"{used_s:.2f} s of processor time"
+    if seen.io_bytes is None or seen.io_bytes != base.io_bytes:
+        return "input or output"
+    if "D" in seen.states:
+        return "a thread waits for a disk"
+    if "t" in seen.states:
+        return "a debugger holds it"
+    return "a thread is ready to run" if seen.ready is not None and seen.ready & stillness.ready else ""

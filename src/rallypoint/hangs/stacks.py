@@ -2,11 +2,12 @@
 
 A worker's interpreter, prepared by `worker_site`, answers a signal by writing its stacks into a file of ours. The signal would
 end any process that does not expect it. So it is sent only to one that has a handler for it, and that holds the file of its
-answer open: then the handler is the one that was meant. Of all others there is the kernel's view.
+answer open: then the handler is the one that was meant. Of all others there is the kernel's view: where the threads of a process
+are, as it is shown to anybody who may look.
 
-The files in which the stacks of workers are left: one for each worker, and one that tells those that are the same once.
-
-Where the threads of a process are, as the kernel shows it to anybody who may look: no program is stopped or entered for it.
+What hangs is seldom the one worker whose stack is seen first: thirty wait in the same line, and one is elsewhere. So every stack
+is told once, with the ranks that have it, and the one of the worker that hangs comes first. The stacks are left in files: one for
+each worker, and one that tells those that are the same once.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Collection, Hashable, Iterable, Sequence
 
-from rallypoint.hangs.stack_groups import ProcessStacks, WorkerStacks, grouped_lines, parse_faulthandler
+from rallypoint.base.records import Value
+from rallypoint.base.text import plural, ranges
 from rallypoint.output.log_specs import LogFolder, open_log
 from rallypoint.processes.activity import families_of, look_at, read_file, threads_of
 
@@ -23,50 +26,28 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-__all__ = ["STACK_SIGNAL", "SUMMARY_NAME", "StackDesk", "kernel_view", "waits_in", "write_stacks"]
+__all__ = [
+    "STACK_SIGNAL", "SUMMARY_NAME", "ProcessStacks", "StackDesk", "WorkerStacks", "brief_lines", "grouped_lines",
+    "kernel_view", "parse_faulthandler", "rank_ranges", "standing", "waits_in", "write_stacks",
+]  # fmt: skip
 
-
-# --- stack files -----------------------------------------------------------------------------------------------------------
-
+STACK_SIGNAL = signal.SIGRTMAX - 7  # one that neither the C library nor a debugger uses
+MAX_BYTES = 1024 * 1024  # of one worker's answer
+MAX_PROCESSES = 64  # of one worker
+ALL_ANSWERS_S = 2.0
+ONE_ANSWER_S = 1.0
+POLL_S = 0.001
+MAX_OPEN_FILES = 4096
 
 SUMMARY_NAME = "stacks.txt"
 FILE_BYTES_MAX = 1024 * 1024  # of one file
 
-
-def write_stacks(
-    folder: str, heading: list[str], workers: dict[int, WorkerStacks], first: list[int], run_folder: LogFolder | None = None
-) -> str:
-    """Write the files of these workers, by local rank, into the folder of their group; the path of the summary."""
-    for local_rank, worker in workers.items():
-        if run_folder is None:
-            os.makedirs(os.path.join(folder, str(local_rank)), exist_ok=True)
-        _write(run_folder, os.path.join(folder, str(local_rank), SUMMARY_NAME), _worker_lines(worker))
-    path = os.path.join(folder, SUMMARY_NAME)
-    _write(run_folder, path, [*heading, *grouped_lines(list(workers.values()), first)])
-    return path
-
-
-def _worker_lines(worker: WorkerStacks) -> list[str]:
-    lines = [f"rank {worker.rank}"]
-    for place, process in enumerate(worker.processes):
-        lines += ["", f"{'the worker' if place == 0 else 'its descendant'}: process {process.pid} ({process.command})"]
-        lines += _process_lines(process)
-    return lines
-
-
-def _process_lines(process: ProcessStacks) -> list[str]:
-    python = process.text.splitlines() if process.threads else [f"no Python stack: {process.why_none or 'it told of no thread'}"]
-    return [*python, "", f"process {process.pid} as the kernel sees it:", *(process.kernel or ("nothing can be seen",))]
-
-
-def _write(run_folder: LogFolder | None, path: str, lines: list[str]) -> None:
-    text = "\n".join([*lines, ""]).encode(errors="replace")
-    with open(open_log(run_folder, path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb") as file:
-        file.write(text if len(text) <= FILE_BYTES_MAX else text[: FILE_BYTES_MAX - 16] + b"\n(cut short)\n")
-
-
-# --- kernel view -----------------------------------------------------------------------------------------------------------
-
+MAX_PYTHON_THREADS = 1000  # of one process; faulthandler itself stops at 100
+BRIEF_FRAMES = 4
+BRIEF_GROUPS = 8
+_HEADING_END = " (most recent call first):"
+_FRAME_BEGIN = '  File "'
+MAIN, OTHER, CHILD = "main thread", "another thread", "child process"
 
 MAX_THREADS = 256
 # The calls in which programs wait; all others are told by their number.
@@ -88,45 +69,63 @@ _STATES = {
 }  # fmt: skip
 
 
-def kernel_view(pid: int, give_up_at: float) -> tuple[str, ...]:
-    """A line for each thread, with the kernel's own stack where it may be read; the main thread is the first."""
-    lines: list[str] = []
-    threads = sorted(threads_of(pid), key=int)
-    for tid in threads[:MAX_THREADS]:
-        if time.monotonic() > give_up_at:
-            break
-        name = (read_file(f"/proc/{pid}/task/{tid}/comm") or b"").decode(errors="replace").strip()
-        lines.append(f"thread {tid} ({name}): {waits_in(pid, tid)}")
-        stack = (read_file(f"/proc/{pid}/task/{tid}/stack") or b"").decode(errors="replace")
-        lines += [f"  {line.partition('] ')[2] or line}" for line in stack.splitlines()]
-    told = sum(1 for line in lines if line.startswith("thread "))
-    return (*lines, f"and {len(threads) - told} more threads") if told < len(threads) else tuple(lines)
+class ProcessStacks(Value):
+    """One process of a worker: its Python stacks, or why there are none, and what the kernel shows."""
+
+    pid: int
+    command: str = ""
+    threads: tuple[tuple[str, ...], ...] = ()  # the frames of each, the innermost first; the main thread is the last
+    why_none: str = ""
+    text: str = ""  # as faulthandler wrote it
+    kernel: tuple[str, ...] = ()
+    waits_in: str = ""  # of the main thread, as the kernel sees it
 
 
-def waits_in(pid: int, tid: str) -> str:
-    """In which state a thread is, and in which call to the kernel."""
-    sight = look_at(pid, f"/task/{tid}")
-    if sight is None:
-        return "ended"
-    shown = [_STATES.get(sight.state, sight.state)]
-    call = (read_file(f"/proc/{pid}/task/{tid}/syscall") or b"").split()
-    if call and call[0].isdigit():
-        number = int(call[0])
-        shown.append(f"in {_CALLS.get(os.uname().machine, {}).get(number, f'call {number}')}")
-    place = (read_file(f"/proc/{pid}/task/{tid}/wchan") or b"").decode(errors="replace")
-    return " ".join([*shown, f"at {place}"] if place not in ("", "0") else shown)
+class WorkerStacks(Value):
+    rank: int  # the global one
+    processes: tuple[ProcessStacks, ...]  # the worker's own is the first
+
+    @property
+    def speaker(self) -> ProcessStacks | None:
+        """The process that stands for the worker: its own, or where that is a shell or the like, the first that has stacks."""
+        speaking = [one for one in self.processes if one.threads]
+        return next(iter([*speaking, *self.processes]), None)
 
 
-# --- stacks ----------------------------------------------------------------------------------------------------------------
+def parse_faulthandler(text: str) -> tuple[tuple[str, ...], ...]:
+    """The frames of the threads in the order in which they stand; lines that are not understood are kept or left out."""
+    found: list[list[str]] = []
+    for line in text.splitlines():
+        if line.endswith(_HEADING_END) and not line.startswith(" "):
+            if len(found) == MAX_PYTHON_THREADS:
+                break
+            found.append([])
+        elif found and line.startswith("  "):
+            found[-1].append(_frame(line))
+    return tuple(map(tuple, found))
 
 
-STACK_SIGNAL = signal.SIGRTMAX - 7  # one that neither the C library nor a debugger uses
-MAX_BYTES = 1024 * 1024  # of one worker's answer
-MAX_PROCESSES = 64  # of one worker
-ALL_ANSWERS_S = 2.0
-ONE_ANSWER_S = 1.0
-POLL_S = 0.001
-MAX_OPEN_FILES = 4096
+def _frame(line: str) -> str:
+    path, found, rest = line.removeprefix(_FRAME_BEGIN).rpartition('", line ')
+    number, _, function = rest.partition(" in ")
+    return f"{function} ({path}:{number})" if found and line.startswith(_FRAME_BEGIN) else line.strip()
+
+
+def standing(worker: WorkerStacks) -> Hashable:
+    """Where the worker stands, to be compared with others: its main thread's stack, else where it waits in the kernel."""
+    speaker = worker.speaker
+    if speaker is None:
+        return None
+    return speaker.threads[-1] if speaker.threads else speaker.waits_in or None
+
+
+def rank_ranges(ranks: Iterable[int]) -> str:
+    """``rank 3`` or ``ranks 0-2,5``."""
+    distinct = set(ranks)
+    return f"{plural(len(distinct), 'rank')} {ranges(distinct)}"
+
+
+# --- asking ----------------------------------------------------------------------------------------------------------------
 
 
 class StackDesk:
@@ -237,3 +236,122 @@ def _threads_that_block(pid: int) -> set[str]:
 def _command(pid: int) -> str:
     words = (read_file(f"/proc/{pid}/cmdline") or b"")[:200].replace(b"\0", b" ").decode(errors="replace")
     return "".join(one if one.isprintable() else "?" for one in words).strip()
+
+
+# --- the kernel's view -----------------------------------------------------------------------------------------------------
+
+
+def kernel_view(pid: int, give_up_at: float) -> tuple[str, ...]:
+    """A line for each thread, with the kernel's own stack where it may be read; the main thread is the first."""
+    lines: list[str] = []
+    threads = sorted(threads_of(pid), key=int)
+    for tid in threads[:MAX_THREADS]:
+        if time.monotonic() > give_up_at:
+            break
+        name = (read_file(f"/proc/{pid}/task/{tid}/comm") or b"").decode(errors="replace").strip()
+        lines.append(f"thread {tid} ({name}): {waits_in(pid, tid)}")
+        stack = (read_file(f"/proc/{pid}/task/{tid}/stack") or b"").decode(errors="replace")
+        lines += [f"  {line.partition('] ')[2] or line}" for line in stack.splitlines()]
+    told = sum(1 for line in lines if line.startswith("thread "))
+    return (*lines, f"and {len(threads) - told} more threads") if told < len(threads) else tuple(lines)
+
+
+def waits_in(pid: int, tid: str) -> str:
+    """In which state a thread is, and in which call to the kernel."""
+    sight = look_at(pid, f"/task/{tid}")
+    if sight is None:
+        return "ended"
+    shown = [_STATES.get(sight.state, sight.state)]
+    call = (read_file(f"/proc/{pid}/task/{tid}/syscall") or b"").split()
+    if call and call[0].isdigit():
+        number = int(call[0])
+        shown.append(f"in {_CALLS.get(os.uname().machine, {}).get(number, f'call {number}')}")
+    place = (read_file(f"/proc/{pid}/task/{tid}/wchan") or b"").decode(errors="replace")
+    return " ".join([*shown, f"at {place}"] if place not in ("", "0") else shown)
+
+
+# --- telling ---------------------------------------------------------------------------------------------------------------
+
+
+class _Group(Value):
+    where: str
+    frames: tuple[str, ...]
+    ranks: tuple[int, ...]
+
+
+def _groups(workers: Sequence[WorkerStacks], first: Collection[int]) -> list[_Group]:
+    """Main threads before others, those of `first` before others, large groups before small ones."""
+    members: dict[tuple[str, tuple[str, ...]], list[int]] = {}
+    for worker in workers:
+        for where, frames in _stacks_of(worker):
+            members.setdefault((where, frames), []).append(worker.rank)
+    groups = [_Group(where, frames, tuple(ranks)) for (where, frames), ranks in members.items()]
+
+    def place(group: _Group) -> tuple[int, bool, int, int]:
+        is_first = bool(set(group.ranks) & set(first))
+        return (MAIN, OTHER, CHILD).index(group.where), not is_first, -len(group.ranks), min(group.ranks)
+
+    return sorted(groups, key=place)
+
+
+def _stacks_of(worker: WorkerStacks) -> list[tuple[str, tuple[str, ...]]]:
+    found = []
+    for process in worker.processes:
+        is_speaker = process is worker.speaker
+        if not process.threads and is_speaker:
+            where_it_waits = (f"in the kernel: {process.waits_in}",) if process.waits_in else ()
+            found.append((MAIN, (f"no Python stack: {process.why_none}", *where_it_waits)))
+        for place, frames in enumerate(process.threads, 1):
+            is_main = is_speaker and place == len(process.threads)
+            found.append((MAIN if is_main else OTHER if is_speaker else CHILD, frames))
+    return found
+
+
+def grouped_lines(workers: Sequence[WorkerStacks], first: Collection[int]) -> list[str]:
+    """Each different stack once, whole, below the ranks that have it."""
+    lines: list[str] = []
+    for group in _groups(workers, first):
+        lines += ["", f"{rank_ranges(group.ranks)}, {group.where}:", *(f"  {frame}" for frame in group.frames or ("no frame",))]
+    return lines
+
+
+def brief_lines(workers: Sequence[WorkerStacks], first: Collection[int]) -> list[str]:
+    """A line for each different stack of main threads: where it is, and who called."""
+    groups = [group for group in _groups(workers, first) if group.where == MAIN]
+    lines = [f"{rank_ranges(group.ranks)}: {_brief(group.frames)}" for group in groups[:BRIEF_GROUPS]]
+    left = len(groups) - len(lines)
+    return [*lines, f"and {left} more"] if left else lines
+
+
+def _brief(frames: tuple[str, ...]) -> str:
+    shown = " < ".join(frames[:BRIEF_FRAMES]) or "no frame"
+    return f"{shown} < ..." if len(frames) > BRIEF_FRAMES else shown
+
+
+def write_stacks(
+    folder: str, heading: list[str], workers: dict[int, WorkerStacks], first: list[int], run_folder: LogFolder | None = None
+) -> str:
+    """Write the files of these workers, by local rank, into the folder of their group; the path of the summary."""
+    for local_rank, worker in workers.items():
+        if run_folder is None:
+            os.makedirs(os.path.join(folder, str(local_rank)), exist_ok=True)
+        _write(run_folder, os.path.join(folder, str(local_rank), SUMMARY_NAME), _worker_lines(worker))
+    path = os.path.join(folder, SUMMARY_NAME)
+    _write(run_folder, path, [*heading, *grouped_lines(list(workers.values()), first)])
+    return path
+
+
+def _worker_lines(worker: WorkerStacks) -> list[str]:
+    lines = [f"rank {worker.rank}"]
+    for place, process in enumerate(worker.processes):
+        none = f"no Python stack: {process.why_none or 'it told of no thread'}"
+        lines += ["", f"{'the worker' if place == 0 else 'its descendant'}: process {process.pid} ({process.command})"]
+        lines += process.text.splitlines() if process.threads else [none]
+        lines += ["", f"process {process.pid} as the kernel sees it:", *(process.kernel or ("nothing can be seen",))]
+    return lines
+
+
+def _write(run_folder: LogFolder | None, path: str, lines: list[str]) -> None:
+    text = "\n".join([*lines, ""]).encode(errors="replace")
+    with open(open_log(run_folder, path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb") as file:
+        file.write(text if len(text) <= FILE_BYTES_MAX else text[: FILE_BYTES_MAX - 16] + b"\n(cut short)\n")

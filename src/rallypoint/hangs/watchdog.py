@@ -1,9 +1,7 @@
 """The watch over workers that hang: which of them gives no sign of life any more, what their stacks are, and who is to blame.
 
 The agent's own thread drives it, with no other: it asks when to look next, looks, and is told of a hang once all stacks are
-written down and before anybody is stopped. What counts as a hang is decided in `hangs.rules` and `processes.inactivity`.
-
-One worker under the watch for hangs: what it says of itself, what the kernel shows of it, and until when it has time.
+written down and before anybody is stopped. What counts as a hang is decided in `hangs.rules`.
 """
 
 from __future__ import annotations
@@ -14,33 +12,70 @@ from functools import partial
 from rallypoint.base import defaults
 from rallypoint.base.records import Value
 from rallypoint.hangs import rules as hangs
-from rallypoint.hangs import stack_groups
 from rallypoint.hangs.pulse import PulseBoard
 from rallypoint.hangs.pulse_page import RUNNING
-from rallypoint.hangs.rules import HangLimits, Suspect, parse_hang_timeout
-from rallypoint.hangs.stacks import StackDesk, write_stacks
+from rallypoint.hangs.rules import HangLimits, Sample, Stillness, Suspect, parse_hang_timeout
+from rallypoint.hangs.stacks import StackDesk, brief_lines, rank_ranges, standing, write_stacks
 from rallypoint.output.log_specs import LogFolder, file_clerk
-from rallypoint.processes import inactivity
-from rallypoint.processes.activity import Family, ProcessSight, look_at
+from rallypoint.processes.activity import ProcessSight, families_of, look_at, read_file, threads_of
 from rallypoint.worker_site import in_front
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from rallypoint.hangs.pulse_page import Pulse
-    from rallypoint.hangs.stack_groups import WorkerStacks
+    from rallypoint.hangs.stacks import WorkerStacks
 
 __all__ = ["SILENT", "Hang", "HangLimits", "HangWatch", "Hung", "Watched", "parse_hang_timeout"]
 
-
-# --- watched ---------------------------------------------------------------------------------------------------------------
-
-
 SILENT = "silent"  # the phase of a worker that says nothing of itself
 LOOKS_IN_A_LIMIT = 5  # thorough ones, at a worker that is still
+STACKS_TIMEOUT_S = 5.0  # for writing them down
+
+
+class Family:
+    """A worker's process and its descendants, looked at in passing or thoroughly."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._members = [pid]
+
+    def glance(self, now: float) -> Sample:
+        """The processes that are known, each by its main thread: two files each."""
+        sights = {pid: sight for pid in self._members if (sight := look_at(pid)) is not None and not sight.is_gone}
+        io_bytes = [_io_bytes(pid) for pid in sights]
+        return Sample(
+            at=now,
+            members=frozenset((pid, sight.started_at) for pid, sight in sights.items()),
+            cpu_s=sum(sight.cpu_s for sight in sights.values()),
+            io_bytes=None if None in io_bytes else sum(filter(None, io_bytes)),
+            states=frozenset(sight.state for sight in sights.values()),
+        )
+
+    def look(self, now: float) -> Sample:
+        """All descendants that there are by now, and each thread of them."""
+        self._members = families_of([self.pid])[self.pid]
+        states, ready = set(), set()
+        for pid in self._members:
+            for tid in threads_of(pid):
+                if (sight := look_at(pid, f"/task/{tid}")) is not None:
+                    states.add(sight.state)
+                    if sight.state == "R":
+                        ready.add(int(tid))
+        seen = self.glance(now)
+        return seen.replace(states=seen.states | states, ready=frozenset(ready))
+
+
+def _io_bytes(pid: int) -> int | None:
+    """What a process has read and written, pipes and terminals included; None if it is not for us to see."""
+    text = read_file(f"/proc/{pid}/io")
+    if text is None:
+        return None
+    numbers = dict(line.split(b": ") for line in text.splitlines() if b": " in line)
+    return sum(int(numbers.get(name, b"0")) for name in (b"rchar", b"wchar", b"read_bytes", b"write_bytes"))
 
 
 class Watched:
-    """One worker; `look` sees how it is, the rest tells of what was seen."""
+    """One worker: what it says of itself, what the kernel shows of it, until when it has time. `look` sees, the rest tells."""
 
     def __init__(self, local_rank: int, global_rank: int, pid: int, limits: HangLimits, now: float) -> None:
         self.local_rank = local_rank
@@ -53,7 +88,7 @@ class Watched:
         self._limits = limits
         self._family = Family(pid)
         self._pulse: Pulse | None = None
-        self._stillness: inactivity.Stillness | None = None
+        self._stillness: Stillness | None = None
         self._looked_at = now
         self._stopped_at: float | None = None
         self._not_before = now  # signs of life count from here: what was before is not held against it
@@ -114,12 +149,12 @@ class Watched:
     def _judge_stillness(self, now: float) -> float:
         """Only a worker that looks still is looked at thoroughly: at once, now and then, and before the verdict."""
         seen = self._family.look(now) if self._stillness is None else self._family.glance(now)
-        still = inactivity.follow(self._stillness, seen)
+        still = hangs.follow(self._stillness, seen)
         limit_s = self._limits.running_s
         look_again_at = min(self._looked_at + limit_s / LOOKS_IN_A_LIMIT, still.since + limit_s)
         if still.since < now and (self._looked_at <= still.since or now >= look_again_at):
             self._looked_at, seen = now, self._family.look(now)
-            still = inactivity.follow(still, seen)
+            still = hangs.follow(still, seen)
         self._stillness = still
         self.is_stopped = self.is_stopped or seen.is_stopped
         self.sign_at = max(still.since, self._not_before)
@@ -136,14 +171,8 @@ class Watched:
         last = f", its last step was {self.step}" if self.step is not None else ""
         return f"no heartbeat for {still_s:.1f} s in phase {self.phase!r} (limit {limit_s or 0:g} s){last}"
 
-    def suspect(self, standing: object, now: float) -> Suspect:
-        return Suspect(self.local_rank, self.sign_at, self.is_stopped, self.step, standing, self.is_overdue(now))
-
-
-# --- watchdog --------------------------------------------------------------------------------------------------------------
-
-
-STACKS_TIMEOUT_S = 5.0  # for writing them down
+    def suspect(self, stands_at: object, now: float) -> Suspect:
+        return Suspect(self.local_rank, self.sign_at, self.is_stopped, self.step, stands_at, self.is_overdue(now))
 
 
 class Hung(Value):
@@ -249,7 +278,7 @@ class HangWatch:
         ranks = {one.local_rank: one.global_rank for one in there}
         stacks = self._desk.ask({one.local_rank: one.pid for one in there}, ranks)
         silent = [one for one in there if one.is_suspect(now)]
-        suspects = [one.suspect(stack_groups.standing(stacks[one.local_rank]), now) for one in silent]
+        suspects = [one.suspect(standing(stacks[one.local_rank]), now) for one in silent]
         is_elsewhere = hangs.may_be_elsewhere(suspects, len(there), self._has_other_nodes)
         blamed = hangs.blame(suspects)
         blamed_ranks = {one.local_rank for one in blamed}
@@ -257,7 +286,7 @@ class HangWatch:
         waiting = tuple(_describe(one, now) for one in silent if one.local_rank not in blamed_ranks)
         lines = [f"rank {one.global_rank} (local rank {one.local_rank}, process {one.pid}) hangs: {one.why}" for one in hung]
         if waiting:
-            lines.append(f"also silent, probably waiting for it: {stack_groups.rank_ranges(one.global_rank for one in waiting)}")
+            lines.append(f"also silent, probably waiting for it: {rank_ranges(one.global_rank for one in waiting)}")
         if is_elsewhere:
             lines.append("nothing tells the workers here apart: all may wait for one of another node")
         lines += _phases_of([one for one in there if one not in silent])
@@ -272,7 +301,7 @@ class HangWatch:
         self, hung: tuple[Hung, ...], waiting: tuple[Hung, ...], lines: list[str], stacks: dict[int, WorkerStacks]
     ) -> Hang:
         first = [one.global_rank for one in hung]
-        brief = stack_groups.brief_lines(list(stacks.values()), first)
+        brief = brief_lines(list(stacks.values()), first)
         path, where = "", []
         if self._folder:
             try:
@@ -309,4 +338,4 @@ def _phases_of(others: list[Watched]) -> list[str]:
     ranks: dict[str, list[int]] = {}
     for one in others:
         ranks.setdefault(one.phase, []).append(one.global_rank)
-    return [f"in phase {phase!r}, and within their time: {stack_groups.rank_ranges(found)}" for phase, found in ranks.items()]
+    return [f"in phase {phase!r}, and within their time: {rank_ranges(found)}" for phase, found in ranks.items()]

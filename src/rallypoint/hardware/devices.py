@@ -16,23 +16,10 @@ from rallypoint.base.torch_presence import imported_torch
 from rallypoint.errors import UsageError
 
 __all__ = [
-    "allowed_cpus",
-    "amd_mask",
-    "amd_nodes",
-    "choose",
-    "determine_local_world_size",
-    "intel_cards",
-    "mask_variables",
-    "names_in",
-    "nvidia_minors",
-    "read_text",
-    "visible_amd_gpus",
-    "visible_gaudis",
-    "visible_gpus",
-    "visible_npus",
-    "visible_tpus",
-    "visible_xpus",
-]
+    "allowed_cpus", "amd_mask", "amd_nodes", "choose", "determine_local_world_size", "intel_cards", "mask_variables",
+    "names_in", "nvidia_minors", "read_text", "visible_amd_gpus", "visible_gaudis", "visible_gpus", "visible_npus",
+    "visible_tpus", "visible_xpus",
+]  # fmt: skip
 
 ENV_HIP_VISIBLE_DEVICES = "HIP_VISIBLE_DEVICES"
 ENV_ROCR_VISIBLE_DEVICES = "ROCR_VISIBLE_DEVICES"

@@ -4,18 +4,19 @@ Our stdout and stderr are mostly the same terminal, so there is one outbox for b
 after each other. Its thread is the one that waits for a console that nobody reads. Meanwhile the log files go on, until there is
 too much in between; and a group that has ended leaves its last lines there, to be shown if the console takes them in time.
 
-How blocks of bytes become whole lines, and what is shown of them.
-
 A pipe gives bytes in blocks that begin and end anywhere, and several workers write to one console. Lines of different
 workers must not mix, so a block is shown only up to its last line end, and the rest waits for its own. All of this works
 on blocks, never line by line, which is what makes it as fast as it is; and on bytes, because a worker may write anything.
 
-A carriage return ends a line too, or a progress bar would never show. Nothing here does I/O.
+A carriage return ends a line too, or a progress bar would never show.
 """
 
 from __future__ import annotations
 
+import fcntl
 import io
+import os
+import select
 import sys
 import threading
 import time
@@ -24,7 +25,6 @@ from collections.abc import Callable
 from rallypoint.base import report
 from rallypoint.base.outbox import Outbox
 from rallypoint.base.records import Value
-from rallypoint.output.log_file import enlarge_pipe, write_all
 from rallypoint.output.log_specs import Std
 
 TYPE_CHECKING = False
@@ -32,24 +32,20 @@ if TYPE_CHECKING:
     from typing import TextIO
 
 __all__ = [
-    "Console",
-    "ConsoleRelay",
-    "InterruptFilter",
-    "LineCutter",
-    "LinePrefixer",
-    "Speaker",
-    "console_writer",
-    "is_stuck",
-    "matching_lines",
-]
+    "PIPE_BYTES", "Console", "ConsoleRelay", "InterruptFilter", "LineCutter", "LinePrefixer", "Speaker", "console_writer",
+    "enlarge_pipe", "is_stuck", "matching_lines", "pipe_size", "write_all",
+]  # fmt: skip
 
-
-# --- line relay ------------------------------------------------------------------------------------------------------------
-
-
+Console = Callable[[bytes], None]
 MAX_LINE_BYTES = 1 << 20
 MAX_TRACEBACK_BYTES = 1 << 18
 LINE_ENDS = (b"\n", b"\r")
+PIPE_BYTES = 1 << 20
+MAX_QUEUED_BYTES = 2 << 20  # of one group of workers, while it runs
+MAX_LEFT_BYTES = 16 << 20  # of all groups that have ended
+MOST_ITEMS = 1 << 20
+STUCK_AFTER_S = 1.0  # in one write; then nobody who has to act waits for it any more
+LOOK_S = 0.05
 
 
 class LineCutter:
@@ -189,17 +185,6 @@ class InterruptFilter:
         self._held.append(line)
         self._held_bytes += len(line)
         return self.rest() if self._held_bytes > self._max_held_bytes else b""
-
-
-# --- console ---------------------------------------------------------------------------------------------------------------
-
-
-Console = Callable[[bytes], None]
-MAX_QUEUED_BYTES = 2 << 20  # of one group of workers, while it runs
-MAX_LEFT_BYTES = 16 << 20  # of all groups that have ended
-MOST_ITEMS = 1 << 20
-STUCK_AFTER_S = 1.0  # in one write; then nobody who has to act waits for it any more
-LOOK_S = 0.05
 
 
 class Speaker:
@@ -365,3 +350,28 @@ def _write_text(text: TextIO | None, block: bytes) -> None:
     if text is not None:  # Python has none where the descriptor was closed at its start
         text.write(block.decode(errors="replace"))
         text.flush()
+
+
+def write_all(fd: int, block: bytes | memoryview) -> None:
+    """Write everything, also to a descriptor that somebody else has made non-blocking."""
+    left = memoryview(block)
+    while left:
+        try:
+            left = left[os.write(fd, left) :]
+        except BlockingIOError:
+            poll = select.poll()
+            poll.register(fd, select.POLLOUT)
+            poll.poll()
+
+
+def enlarge_pipe(fd: int) -> None:
+    """Let whoever writes run ahead of whoever reads. The user's limit may forbid it, and a pipe works as it is."""
+    if hasattr(fcntl, "F_SETPIPE_SZ"):
+        try:
+            fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+        except OSError:
+            return
+
+
+def pipe_size(fd: int) -> int:
+    return fcntl.fcntl(fd, fcntl.F_GETPIPE_SZ) if hasattr(fcntl, "F_GETPIPE_SZ") else PIPE_BYTES

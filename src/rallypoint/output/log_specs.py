@@ -30,17 +30,7 @@ from rallypoint.base.records import Record, Value, field
 from rallypoint.base.signals import inbox
 from rallypoint.errors import NotAFolderError, UsageError
 
-__all__ = [
-    "DefaultLogsSpecs",
-    "LogFolder",
-    "LogsDest",
-    "LogsSpecs",
-    "Std",
-    "check_log_dir",
-    "file_clerk",
-    "open_log",
-    "to_map",
-]
+__all__ = ["DefaultLogsSpecs", "LogFolder", "LogsDest", "LogsSpecs", "Std", "check_log_dir", "file_clerk", "open_log", "to_map"]
 
 INHERITED = ""  # the path that stands for "the launcher's own stream"
 FOLDERS_TIMEOUT_S = 5.0  # for the folders of one group of workers
@@ -195,10 +185,10 @@ class DefaultLogsSpecs(LogsSpecs):
         tee: Std | dict[int, Std] = Std.NONE,
         local_ranks_filter: set[int] | None = None,
     ) -> None:
-        self._is_temporary = not log_dir
+        self.is_temporary = not log_dir  # the user has named no folder
         super().__init__(log_dir or _temporary_path(), redirects, tee, local_ranks_filter)
-        self._run_folder: LogFolder | None = None
-        self._attempt_dir = ""
+        self.run_folder: LogFolder | None = None  # None before the first ``reify``
+        self.attempt_dir = ""  # the folder of the last group of workers; empty where there is none
         self._last_attempt = -1
         self._has_worked = False
         self._is_troubled = False
@@ -212,22 +202,7 @@ class DefaultLogsSpecs(LogsSpecs):
     @property
     def run_log_dir(self) -> str:
         """This run's own folder, to be shown to the user; empty before the first ``reify``."""
-        return self._run_folder.path if self._run_folder else ""
-
-    @property
-    def run_folder(self) -> LogFolder | None:
-        """The same, for who opens files in it."""
-        return self._run_folder
-
-    @property
-    def is_temporary(self) -> bool:
-        """Whether the user has named no folder."""
-        return self._is_temporary
-
-    @property
-    def attempt_dir(self) -> str:
-        """The folder of the last group of workers; empty where there is none."""
-        return self._attempt_dir
+        return self.run_folder.path if self.run_folder else ""
 
     @property
     def keeps_output(self) -> bool:
@@ -238,7 +213,7 @@ class DefaultLogsSpecs(LogsSpecs):
         """Make one new attempt folder with one for each worker, name all files in it, and tell workers of their error file."""
         env = next(iter(envs.values()), {})
         run_id, restart_count = env.get(defaults.ENV_RUN_ID, defaults.RUN_ID_CLI), int(env.get(defaults.ENV_RESTART_COUNT, "0"))
-        attempt_dir = self._attempt_dir = self._try_to_make_folders(run_id, restart_count, sorted(envs))
+        attempt_dir = self.attempt_dir = self._try_to_make_folders(run_id, restart_count, sorted(envs))
         dest = self._destinations(sorted(envs), attempt_dir)
         for rank in envs if attempt_dir else ():
             envs[rank][defaults.ENV_ERROR_FILE] = dest.error_files[rank]
@@ -247,13 +222,13 @@ class DefaultLogsSpecs(LogsSpecs):
     def discard_if_empty(self) -> bool:
         """Remove the temporary folder when no worker has left anything in it; says whether it is gone."""
         try:
-            if not (self._is_temporary and self._run_folder and _remove_if_empty(self.root_log_dir)):
+            if not (self.is_temporary and self.run_folder and _remove_if_empty(self.root_log_dir)):
                 return False
         except OSError:  # somebody else keeps something there, so it stays
             return False
         self._root_log_dir = _temporary_path()
-        self._run_folder = None
-        self._attempt_dir = ""
+        self.run_folder = None
+        self.attempt_dir = ""
         self._last_attempt = -1
         return True
 
@@ -266,7 +241,7 @@ class DefaultLogsSpecs(LogsSpecs):
             path = file_clerk.do(lambda: self._make_folders(run_id, restart_count, ranks), timeout_s, inbox.raise_pending)
         except OSError as error:
             if not self._has_worked:
-                culprit = defaults.ENV_TMPDIR if self._is_temporary else "--log-dir"
+                culprit = defaults.ENV_TMPDIR if self.is_temporary else "--log-dir"
                 raise _log_dir_error(self.root_log_dir, error.strerror or str(error), culprit) from error
             if not self._is_troubled:
                 report.warn(f"the workers run without log files, as none can be made in {self.run_log_dir}: {error.strerror}")
@@ -296,13 +271,13 @@ class DefaultLogsSpecs(LogsSpecs):
 
     def make_run_folder(self, run_id: str) -> LogFolder:
         """This run's own folder, which is made if there is none yet."""
-        if self._run_folder is None:
+        if self.run_folder is None:
             self._make_root()
-            self._run_folder = _make_run_folder(os.path.abspath(self.root_log_dir), _as_file_name(run_id))
-        return self._run_folder
+            self.run_folder = _make_run_folder(os.path.abspath(self.root_log_dir), _as_file_name(run_id))
+        return self.run_folder
 
     def _make_root(self) -> None:
-        if not self._is_temporary:
+        if not self.is_temporary:
             os.makedirs(self.root_log_dir, exist_ok=True)
             return
         while not _make_folder(self.root_log_dir, mode=0o700):

@@ -17,22 +17,24 @@ from rallypoint.output.log_specs import FOLDERS_TIMEOUT_S, LogFolder, LogsDest, 
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from rallypoint.output.pump import Route, StreamPump
+    from rallypoint.output.console import Console
+    from rallypoint.output.pump import StreamPump
 
-__all__ = ["Outlets"]
+__all__ = ["Outlets", "Route"]
 
 _APPENDING = os.O_WRONLY | os.O_CREAT | os.O_APPEND
 
 
-class _Wish(Value):
-    """What is known of a stream before the pump is there."""
+class Route(Value):
+    """Where one stream of one worker goes through the pump, besides being remembered."""
 
     local_rank: int
     stream: Std
-    file: str
-    is_tee: bool
-    prefix: str
-    filters: tuple[str, ...]
+    log_file: str = ""
+    console: Console | None = None
+    prefix: str = ""
+    filters: tuple[str, ...] = ()
+    filtered_file: str = ""
 
 
 class Outlets:
@@ -46,7 +48,7 @@ class Outlets:
         self._pump: StreamPump | None = None
         self._workers_ends: list[int] = []
         self._awaited: set[int] = set()
-        self._our_ends: list[tuple[int, _Wish]] = []
+        self._our_ends: list[tuple[int, Route, bool]] = []  # and whether the console shows it
 
     def open_files(self) -> None:
         """Open what workers write to themselves. Should that fail, or hang, their output goes nowhere, and they run."""
@@ -69,8 +71,12 @@ class Outlets:
             return int(stream)
         if self._is_the_workers_own(local_rank, stream):
             return self._files[file]
+        route = Route(local_rank, stream, file if file != os.devnull else "")
+        if is_tee:
+            filtered_file = self._logs.filtered_stdout if stream == Std.OUT else self._logs.filtered_stderr
+            route = route.replace(prefix=prefix, filters=filters, filtered_file=filtered_file)
         our_end, end = os.pipe()
-        self._our_ends.append((our_end, _Wish(local_rank, stream, file, is_tee, prefix, filters)))
+        self._our_ends.append((our_end, route, is_tee or not file))
         self._workers_ends.append(end)
         return end
 
@@ -81,38 +87,22 @@ class Outlets:
         return self._logs.stderrs.get(local_rank, ""), local_rank in self._logs.tee_stderrs
 
     def _is_the_workers_own(self, local_rank: int, stream: Std) -> bool:
-        """Whether the worker writes to the file itself."""
+        """Whether the worker writes to the file itself: not if that has a size cap, nor stderr that is kept as a tail only."""
         file, is_tee = self._destination(local_rank, stream)
-        return bool(file) and not is_tee and not self._must_pass_the_pump(stream, file)
-
-    def _must_pass_the_pump(self, stream: Std, file: str) -> bool:
-        """A file with a size cap, and stderr that nobody keeps: its tail would be lost."""
-        return stream == Std.ERR if file == os.devnull else self._log_max_bytes is not None
+        must_pass_the_pump = stream == Std.ERR if file == os.devnull else self._log_max_bytes is not None
+        return bool(file) and not is_tee and not must_pass_the_pump
 
     def hand_over(self) -> None:
         """The workers have their ends; close ours, and start to listen. The pump is imported while the workers start."""
+        from rallypoint.output.console import console_writer
         from rallypoint.output.pump import StreamPump
 
         self._close_workers_ends()
         self._pump = StreamPump(defaults.STDERR_TAIL_BYTES, self._log_max_bytes, self._folder)
-        for end, wish in self._our_ends:
-            self._pump.attach(self._route(wish), end)
+        for end, route, is_shown in self._our_ends:
+            self._pump.attach(route.replace(console=console_writer(route.stream)) if is_shown else route, end)
         self._our_ends.clear()
         self._pump.start()
-
-    def _route(self, wish: _Wish) -> Route:
-        from rallypoint.output.pump import Route, console_writer
-
-        filtered_file = self._logs.filtered_stdout if wish.stream == Std.OUT else self._logs.filtered_stderr
-        return Route(
-            wish.local_rank,
-            wish.stream,
-            log_file=wish.file if wish.file != os.devnull else "",
-            console=console_writer(wish.stream) if wish.is_tee or not wish.file else None,
-            prefix=wish.prefix if wish.is_tee else "",
-            filters=wish.filters if wish.is_tee else (),
-            filtered_file=filtered_file if wish.is_tee else "",
-        )
 
     def worker_ended(self, local_rank: int) -> None:
         if self._pump is not None:
@@ -162,7 +152,7 @@ class Outlets:
 
     def close(self, timeout_s: float) -> None:
         self._close_workers_ends()
-        for end, _ in self._our_ends:
+        for end, *_ in self._our_ends:
             os.close(end)
         self._our_ends.clear()
         if self._pump is not None:

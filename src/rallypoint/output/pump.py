@@ -13,17 +13,31 @@ from __future__ import annotations
 
 import os
 import select
+import stat
 import threading
 import time
 from collections import deque
 
-from rallypoint.base.records import Value
+from rallypoint.base import report
 from rallypoint.errors import UsageError
-from rallypoint.output.console import Console, ConsoleRelay, LineCutter, Speaker, console_writer, is_stuck, matching_lines
-from rallypoint.output.log_file import PIPE_BYTES, LogFile, enlarge_pipe, pipe_size
-from rallypoint.output.log_specs import LogFolder, Std
+from rallypoint.output.console import (
+    PIPE_BYTES,
+    ConsoleRelay,
+    LineCutter,
+    Speaker,
+    enlarge_pipe,
+    is_stuck,
+    matching_lines,
+    pipe_size,
+    write_all,
+)
+from rallypoint.output.log_specs import LogFolder, Std, open_log
 
-__all__ = ["Route", "StreamPump", "console_writer"]
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from rallypoint.output.outlets import Route
+
+__all__ = ["LogFile", "StreamPump"]
 
 READ_BYTES = 512 * 1024
 LAST_BLOCKS_TIMEOUT_S = 1.0  # for log files, when the console has used up its time
@@ -31,16 +45,86 @@ STUCK_AFTER_S = 1.0  # in one write to a log file
 LOOK_S = 0.05
 
 
-class Route(Value):
-    """Where one stream of one worker goes, besides being remembered."""
+class LogFile:
+    """Appends to one file. With a size cap the file becomes ``<name>.1`` when it is full, in place of the one before it.
 
-    local_rank: int
-    stream: Std
-    log_file: str = ""
-    console: Console | None = None
-    prefix: str = ""
-    filters: tuple[str, ...] = ()
-    filtered_file: str = ""
+    It never fails its caller: a full disk must stop neither a training run nor its lines on the console.
+    """
+
+    def __init__(self, path: str, max_bytes: int | None = None, folder: LogFolder | None = None) -> None:
+        self._path = path
+        self._folder = folder
+        self._max_bytes = max_bytes
+        self._is_capped = False
+        self._fd = -1
+        self._size = 0
+        self._has_failed = False
+
+    def open(self) -> LogFile:
+        """Once; later calls change nothing."""
+        if self._fd >= 0 or self._has_failed:
+            return self
+        try:
+            self._open()
+        except OSError as error:
+            self._give_up(error)
+        return self
+
+    def write(self, block: bytes) -> None:
+        if self._fd < 0:
+            return
+        try:
+            self._write(block)
+        except OSError as error:
+            self._give_up(error)
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def _open(self) -> None:
+        self._fd = open_log(self._folder, self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        status = os.fstat(self._fd)
+        self._size = status.st_size
+        # Only a real file can be put aside: renaming a device would take it away from everybody.
+        self._is_capped = self._max_bytes is not None and stat.S_ISREG(status.st_mode)
+
+    def _write(self, block: bytes) -> None:
+        if self._is_capped and self._max_bytes is not None:
+            block = self._fill_files(block, self._max_bytes)
+        write_all(self._fd, block)
+        self._size += len(block)
+
+    def _fill_files(self, block: bytes, max_bytes: int) -> bytes:
+        """Write as many full files as the block makes, changing files at line ends where there are any; gives what is left."""
+        while self._size + len(block) > max_bytes:
+            room = max(0, max_bytes - self._size)
+            line_end = block.rfind(b"\n", 0, room) + 1
+            cut = line_end if line_end or self._size else room
+            write_all(self._fd, block[:cut])
+            block = block[cut:]
+            self.close()
+            self._put_aside()
+            self._open()
+        return block
+
+    def _put_aside(self) -> None:
+        if self._folder is None or not self._folder.holds(self._path):
+            os.replace(self._path, f"{self._path}.1")
+            return
+        fd, name = self._folder.open_parent_of(self._path), os.path.basename(self._path)
+        try:
+            os.replace(name, f"{name}.1", src_dir_fd=fd, dst_dir_fd=fd)
+        finally:
+            os.close(fd)
+
+    def _give_up(self, error: OSError) -> None:
+        self.close()
+        self._has_failed = True
+        report.warn(
+            f"{self._path} cannot be written: {error.strerror}. The workers go on, but this file gets no more of their output."
+        )
 
 
 class _Stream:
@@ -66,7 +150,7 @@ class _Stream:
 
 
 class StreamPump:
-    """``open`` a pipe for each stream, ``start``, tell it which ``worker_ended``, and ``close`` it."""
+    """``attach`` a pipe for each stream, ``start``, tell it which ``worker_ended``, and ``close`` it."""
 
     def __init__(self, tail_bytes: int, max_log_bytes: int | None = None, folder: LogFolder | None = None) -> None:
         if max_log_bytes is not None and max_log_bytes < 1:
@@ -87,14 +171,8 @@ class StreamPump:
         self._has_made_wait = False
         self._thread = threading.Thread(target=self._run, name="rallypoint-streams", daemon=True)
 
-    def open(self, route: Route) -> int:
-        """A pipe for this stream: the end that the worker writes to, which the caller hands on and then closes."""
-        read_fd, write_fd = os.pipe()
-        self.attach(route, read_fd)
-        return write_fd
-
     def attach(self, route: Route, read_fd: int) -> None:
-        """Carry this stream from a pipe that is there already; the end is ours from now on."""
+        """Carry this stream from this pipe; the end is ours from now on."""
         log = self._file(route.log_file)
         filtered = self._file(route.filtered_file) if route.filters else None
         os.set_blocking(read_fd, False)

@@ -3,11 +3,10 @@
 It runs in the worker, or in the warden that forks the workers, so it imports little. A failure is recorded in the error
 file, as for a decorated script; the exit code is the one that a script would have.
 
-A function and its arguments, packed for another interpreter.
-
-It is multiprocessing's own pickling, with the same preparation (the path, ``__main__`` of a script), so whatever can be sent to a
-``multiprocessing.Process`` can be sent here. A function that pickle cannot name, such as a lambda or one from a notebook, is
-sent by value where ``cloudpickle`` is installed. The parcel lies in a memory file: it needs no reader while it is written.
+A function and its arguments are packed for another interpreter by multiprocessing's own pickling, with the same preparation (the
+path, ``__main__`` of a script), so whatever can be sent to a ``multiprocessing.Process`` can be sent here. A function that pickle
+cannot name, such as a lambda or one from a notebook, is sent by value where ``cloudpickle`` is installed. The parcel lies in a
+memory file: it needs no reader while it is written.
 """
 
 from __future__ import annotations
@@ -25,12 +24,10 @@ from typing import Any, BinaryIO, NamedTuple, NoReturn
 from rallypoint.base import defaults
 from rallypoint.errors import UsageError
 from rallypoint.failures.error_files import record
+from rallypoint.processes.kernel import stat_fields
 from rallypoint.processes.warden import Warden
 
 __all__ = ["Parcel", "pack", "read_result", "run_spawned", "serve_forked", "serve_spawned"]
-
-
-# --- parcels ---------------------------------------------------------------------------------------------------------------
 
 
 class Parcel(NamedTuple):
@@ -68,7 +65,8 @@ def _pickle_content(content: Any, main_can_be_imported: bool) -> bytes:
     """By name as multiprocessing does it; by value if that fails, or if ``__main__`` is a session that nobody can import."""
     from multiprocessing.reduction import ForkingPickler
 
-    if not main_can_be_imported and (_is_from_main(content[0]) or _have_cloudpickle()):
+    is_from_main = getattr(content[0], "__module__", "") == "__main__"
+    if not main_can_be_imported and (is_from_main or _have_cloudpickle()):
         return _pickle_by_value(content, "it is defined in an interactive session, which a new interpreter cannot import")
     buffer = io.BytesIO()
     try:
@@ -76,10 +74,6 @@ def _pickle_content(content: Any, main_can_be_imported: bool) -> bytes:
     except Exception as error:  # pickling runs the code of every object in the content, which may raise anything
         return _pickle_by_value(content, f"pickle says: {error}")
     return buffer.getvalue()
-
-
-def _is_from_main(function: Any) -> bool:
-    return getattr(function, "__module__", "") == "__main__"
 
 
 def _have_cloudpickle() -> bool:
@@ -154,9 +148,6 @@ def _tracker_fd() -> int | None:
     return fd
 
 
-# --- function worker -------------------------------------------------------------------------------------------------------
-
-
 def run_spawned(parcel: BinaryIO, result_fd: int) -> None:
     """Be a worker of the start method ``spawn``."""
     fn, args = _unpack(parcel)
@@ -228,16 +219,14 @@ def _join_the_watch() -> None:
 def _erase_from_environ_block(name: str) -> None:
     """Overwrite a variable's value where /proc/self/environ shows it: a fork has its parent's, out of the reach of os.environ."""
     try:
-        with open("/proc/self/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()
-        start, end = int(fields[47]), int(fields[48])  # env_start and env_end of proc(5), the third field being the first here
+        start, end = map(int, stat_fields("self")[47:49])  # env_start and env_end of proc(5)
         with open("/proc/self/mem", "r+b", buffering=0) as memory:
             memory.seek(start)
             block = b"\0" + memory.read(end - start)
             before, found, rest = block.partition(f"\0{name}=".encode())
             memory.seek(start - 1 + len(before) + len(found))
             memory.write(bytes(rest.find(b"\0")) if found else b"")
-    except OSError:  # a kernel that forbids it: os.environ lacks the variable all the same
+    except (OSError, ValueError):  # a kernel that forbids it: os.environ lacks the variable all the same
         return
 
 

@@ -27,7 +27,6 @@ from rallypoint.processes.warden_context import WardedContext
 
 __all__ = ["MultiprocessContext"]
 
-START_METHODS = ("spawn", "fork", "forkserver")
 FLUSH_TIMEOUT_S = 1.0
 _BOOTSTRAP = (
     "import marshal,os,sys; parcel=os.fdopen({parcel},'rb'); sys.path[:]=marshal.load(parcel); "
@@ -52,17 +51,16 @@ class MultiprocessContext(WardedContext):
         duplicate_stderr_filters: list[str] | None = None,
     ) -> None:
         filters = (duplicate_stdout_filters, duplicate_stderr_filters)
-        super().__init__(name, entrypoint, args, envs, logs_specs, log_line_prefixes, *filters, numa_options=numa_options)
-        if start_method not in START_METHODS:
-            raise UsageError(f"start_method must be one of {', '.join(START_METHODS)}, not {start_method!r}")
+        super().__init__(name, entrypoint, args, envs, logs_specs, log_line_prefixes, numa_options, *filters)
+        if start_method not in defaults.START_METHODS:
+            raise UsageError(f"start_method must be one of {', '.join(defaults.START_METHODS)}, not {start_method!r}")
         self.start_method = start_method
         self._function = entrypoint
         self._results: dict[int, int] = {}  # local rank -> memory file with what was returned
         self._parcels: list[Parcel] = []
         self._values: dict[int, Any] | None = None
 
-    def _launch_of(self, local_rank: int, error_file: str) -> Launch:
-        env = {**self._inherited_env, **self.envs[local_rank], defaults.ENV_ERROR_FILE: error_file}
+    def _launch_of(self, local_rank: int, env: dict[str, str]) -> Launch:
         result_fd = self._results[local_rank] = os.memfd_create(f"result-{local_rank}", os.MFD_CLOEXEC)
         if self.start_method != "spawn":
             return Launch(local_rank, ("",), env, {result_fd: result_fd})

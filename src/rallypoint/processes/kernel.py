@@ -1,4 +1,4 @@
-"""What only Linux offers and Python does not: to be told of a parent's death, to adopt orphans, to list one's children."""
+"""What only Linux offers and Python does not: to be told of a parent's death, to adopt orphans, to list children and states."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["adopt_orphans", "children", "die_with_parent", "has_children", "kill_children", "kill_if_allowed", "set_name"]
+__all__ = [
+    "adopt_orphans", "children", "die_with_parent", "has_children", "kill_children", "kill_if_allowed", "parents", "set_name",
+    "stat_fields",
+]  # fmt: skip
 
 _SIGKILL = 9  # importing signal takes longer than all else here
 _PR_SET_PDEATHSIG = 1
@@ -109,19 +112,20 @@ def children() -> list[int]:
         with open(f"/proc/self/task/{os.getpid()}/children", "rb") as listing:
             return [int(pid) for pid in listing.read().split()]
     except FileNotFoundError:  # a kernel without that list
-        return _children_by_scan()
+        me = os.getpid()
+        return [pid for pid, parent in parents().items() if parent == me]
 
 
-def _children_by_scan() -> list[int]:
-    me = os.getpid()
-    found = []
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            try:
-                with open(f"/proc/{name}/stat", "rb") as stat:
-                    parent = int(stat.read().rpartition(b")")[2].split()[1])
-            except (FileNotFoundError, ProcessLookupError):
-                continue
-            if parent == me:
-                found.append(int(name))
-    return found
+def parents() -> dict[int, int]:
+    """The parent of each process that there is."""
+    found = {int(name): stat_fields(name) for name in os.listdir("/proc") if name.isdigit()}
+    return {pid: int(fields[1]) for pid, fields in found.items() if fields}
+
+
+def stat_fields(process: int | str) -> list[bytes]:
+    """The fields of proc(5) from the state on, which is the third; none for a process that is gone, or not for us to see."""
+    try:
+        with open(f"/proc/{process}/stat", "rb", buffering=0) as stat:
+            return stat.read().rpartition(b")")[2].split()
+    except OSError:
+        return []

@@ -41,7 +41,7 @@ from rallypoint.processes.kernel import (
     kill_if_allowed,
     set_name,
 )
-from rallypoint.processes.licence import FOREVER, read_testimony, read_until
+from rallypoint.processes.licence import FOREVER, read_testimony, read_until, testify
 
 TYPE_CHECKING = False  # to import typing would take longer than all else here
 if TYPE_CHECKING:
@@ -229,8 +229,6 @@ class Warden:
         for ended in self._early_ends:
             self._report(*ended)
         self._started, self._failed, self._early_ends = [], [], []
-        if self._licence_fd >= 0:
-            from rallypoint.processes import testifying  # noqa: F401  # by the time of need the package may have been replaced
 
     def _run_child(self, request: dict[str, Any], fds: list[int], warden_pid: int, error_fd: int) -> None:
         """The new process, up to the point where it is the worker; it never returns."""
@@ -337,8 +335,6 @@ class Warden:
         death = select.poll()
         death.register(self._agent_fd, select.POLLIN)
         if (testimony := read_testimony(self._licence_fd)) is not None and death.poll(DEATH_SHOWS_S * 1000):
-            from rallypoint.processes.testifying import testify
-
             testify(*testimony)
 
 

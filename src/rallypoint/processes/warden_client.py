@@ -4,6 +4,11 @@ A warden that does not read what it is sent is stopped or stuck: it is killed, a
 
 Starting a warden costs the time of a bare interpreter. So the command line starts it before anything else is imported, and
 a group of workers that is restarted gets the warden of the one before: at most one idle warden stands on the *shelf*.
+
+Ctrl-Z: the terminal stops the launcher, in its foreground; the workers, in sessions of their own, would not hear of it. So the
+launcher passes it on to its wardens before it stops, and tells them when it goes on. A signal is enough for that: it comes
+through whatever the launcher, or the line to the warden, is busy with. A launcher that stands still says nothing to its job
+either: in one of several nodes its workers are killed when their licence is over, and it joins anew when it is continued.
 """
 
 from __future__ import annotations
@@ -23,27 +28,18 @@ from rallypoint.processes.warden_start import start_warden
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from types import FrameType
     from typing import Any
 
 __all__ = [
-    "Exited",
-    "Expired",
-    "FailedToStart",
-    "Launch",
-    "Lost",
-    "Report",
-    "Rest",
-    "Started",
-    "WardenClient",
-    "keep_wardens",
-    "prepare",
-]
+    "Exited", "Expired", "FailedToStart", "Launch", "Lost", "Report", "Rest", "Started", "WardenClient", "keep_wardens",
+    "prepare", "stop_alone", "stop_with_us",
+]  # fmt: skip
 
 START_TIMEOUT_S = 60.0  # one that forks functions may still be importing them
 READ_TIMEOUT_S = 5.0  # for what is short, and has room in the line until nobody has read for long
-
-
 WARDENS_FILES = 16  # of its own
+NO_CHILD_PAUSE_S = 1.0  # between one warden and the next there may be no child to wait for
 
 
 class Launch(Value):
@@ -114,7 +110,7 @@ class WardenClient:
         self._sock = sock
         self._frames = FrameReader(sock)
         self.pid = pid
-        self._is_lost = False
+        self.is_lost = False
         self._told_loss = False
         self._is_dismissed = False
         limits.restore_for(pid)
@@ -173,7 +169,7 @@ class WardenClient:
         try:
             send_frame(self._sock, message, fds or [], time.monotonic() + timeout_s)
         except (BrokenPipeError, ConnectionResetError):  # receive() reports it as Lost
-            self._is_lost = True
+            self.is_lost = True
         except TimeoutError:
             self.give_up()
 
@@ -182,9 +178,9 @@ class WardenClient:
         reports: list[Report] = []
         poll = select.poll()
         poll.register(self._sock, select.POLLIN)
-        if not self._is_lost and poll.poll(None if timeout_s is None else timeout_s * 1000):
+        if not self.is_lost and poll.poll(None if timeout_s is None else timeout_s * 1000):
             reports += self._read()
-        if self._is_lost and not self._told_loss:
+        if self.is_lost and not self._told_loss:
             self._told_loss = True
             reports.append(Lost())
         return reports
@@ -195,33 +191,25 @@ class WardenClient:
             while (frame := self._frames.read()) is not None:
                 reports += _to_reports(*frame[0])
         except EOFError:
-            self._is_lost = True
+            self.is_lost = True
         return reports
-
-    @property
-    def is_lost(self) -> bool:
-        return self._is_lost
 
     def kill(self) -> None:
         """End it at once; the kernel kills the workers with it. One that is lost may be reaped, and its id a stranger's."""
-        if self._is_lost:
-            return
-        try:
-            os.kill(self.pid, signal.SIGKILL)
-        except ProcessLookupError:  # as process 1 we have a thread that reaps whatever ends
-            pass
+        if not self.is_lost:
+            _kill(self.pid, signal.SIGKILL)
 
     def give_up(self) -> None:
         """Kill it, and hear no more of it."""
         self.kill()
-        self._is_lost = True
+        self.is_lost = True
 
     def dismiss(self) -> None:
         """Hang up, without waiting: the warden kills whatever is left and ends, without a word to anybody."""
         if self._is_dismissed:
             return
         self._is_dismissed = True
-        if not self._is_lost:
+        if not self.is_lost:
             self._send(("dismiss",), timeout_s=0.0)
         try:
             self._sock.shutdown(_socket.SHUT_RDWR)  # closing alone is no hang-up while some fork of ours has a copy
@@ -288,28 +276,32 @@ os.register_at_fork(after_in_child=_shelf.__init__)  # type: ignore[misc]
 
 
 def prepare(line: _socket.socket, pid: int) -> None:
-    """Have a warden that was started already used first. For a process that is a launcher and nothing else."""
+    """Have a warden that was started already used first. For a process that is a launcher and nothing else.
+
+    As process 1 of a container it also owes to reap every orphan, for nobody else can. Descendants of workers go to the warden;
+    others, such as what ``docker exec`` leaves behind, come to us. A thread that does nothing but wait reaps them; whoever waits
+    for a child of ours finds it reaped already, and knows why.
+    """
     _shelf.launched_at = time.monotonic()
     _shelf.swap(WardenClient(line, pid))
+    if os.getpid() == 1:
+        threading.Thread(target=_reap_for_ever, name="rallypoint-orphans", daemon=True).start()
 
 
-def this_is_a_launcher() -> bool:
-    """Whether this process has no children but ours, so that it may adopt orphans, and may kill whom it adopted."""
-    return _shelf.launched_at is not None
+def _reap_for_ever() -> None:
+    while True:
+        try:
+            os.waitpid(-1, 0)
+        except ChildProcessError:
+            time.sleep(NO_CHILD_PAUSE_S)
 
 
 def launched_at() -> float | None:
-    """When this process began to be a launcher; None if it is a program of its own, in which agents run."""
+    """When this process began to be a launcher; None if it is a program of its own, in which agents run.
+
+    A launcher has no children but ours, so that it may adopt orphans, and may kill whom it adopted.
+    """
     return _shelf.launched_at
-
-
-def is_open(fd: int) -> bool:
-    """Whether we have such a file at all, to be given to a worker."""
-    try:
-        os.fstat(fd)
-    except OSError:
-        return False
-    return True
 
 
 def take() -> WardenClient:
@@ -334,9 +326,7 @@ def entrust(licence_fd: int) -> None:
     idle = _shelf.swap(None)
     if idle is not None:
         idle.entrust(licence_fd)
-        surplus = _shelf.swap(idle)
-        if surplus is not None:
-            surplus.close()
+        put_back(idle)
 
 
 class keep_wardens:
@@ -366,3 +356,46 @@ class keep_wardens:
         self.dismiss()
         if self._ending is not None:
             self._ending.close()
+
+
+_stopped_with_us: set[int] = set()
+os.register_at_fork(after_in_child=_stopped_with_us.clear)
+
+
+def stop_with_us(warden: int) -> None:
+    """From now on this warden's workers are stopped by Ctrl-Z as we are, if nobody else cares for that signal."""
+    _stopped_with_us.add(warden)
+    if _may_change_handlers() and signal.getsignal(signal.SIGTSTP) is signal.SIG_DFL:
+        signal.signal(signal.SIGTSTP, _suspend)
+
+
+def stop_alone(warden: int) -> None:
+    """It is no longer of any concern to this warden."""
+    _stopped_with_us.discard(warden)
+    if not _stopped_with_us and _may_change_handlers() and signal.getsignal(signal.SIGTSTP) is _suspend:
+        signal.signal(signal.SIGTSTP, signal.SIG_DFL)
+
+
+def _may_change_handlers() -> bool:
+    return threading.current_thread() is threading.main_thread()
+
+
+def _suspend(_number: int, _frame: FrameType | None) -> None:
+    """The handler: stop the workers, then ourselves, as if there were no handler; go on here when we are continued."""
+    _tell_wardens(signal.SIGTSTP)
+    signal.signal(signal.SIGTSTP, signal.SIG_DFL)
+    signal.pthread_kill(threading.get_ident(), signal.SIGTSTP)
+    signal.signal(signal.SIGTSTP, _suspend)
+    _tell_wardens(signal.SIGCONT)
+
+
+def _tell_wardens(number: signal.Signals) -> None:
+    for warden in list(_stopped_with_us):
+        _kill(warden, number)
+
+
+def _kill(warden: int, number: signal.Signals) -> None:
+    try:
+        os.kill(warden, number)
+    except ProcessLookupError:  # as process 1 we have a thread that reaps whatever ends
+        pass

@@ -11,25 +11,26 @@ from __future__ import annotations
 import math
 import os
 import signal
+import threading
 import time
 from abc import abstractmethod
 
 from rallypoint.base import defaults, environment, report
 from rallypoint.base.signals import inbox
 from rallypoint.errors import LicenceOverError, UnkillableWorkersError, WorkerStartError, worker_start_error
-from rallypoint.output.log_specs import LogsDest, Std, file_clerk
+from rallypoint.output.log_specs import LogsDest, LogsSpecs, Std, file_clerk
 from rallypoint.output.outlets import Outlets
-from rallypoint.processes import suspension, warden_client
+from rallypoint.processes import warden_client
 from rallypoint.processes.context import PContext, RunProcsResult, wait_readable
-from rallypoint.processes.handles import WorkerHandles, is_stopped
 from rallypoint.processes.warden_client import Exited, Expired, FailedToStart, Launch, Lost, Rest, Started, WardenClient
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
+    from rallypoint.failures.memory_kills import MemoryKills
     from rallypoint.failures.process_failure import ProcessFailure
-    from rallypoint.processes.causes import Causes
     from rallypoint.protocol.shutdown import Send, Target
 
 __all__ = ["WardedContext"]
@@ -46,8 +47,20 @@ FILES_TIMEOUT_S = 2.0  # for a disk with log files that does not answer
 class WardedContext(PContext):
     """A PContext whose processes are children of a warden."""
 
-    def __init__(self, *args: Any, numa_options: Any = None, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def __init__(
+        self,
+        name: str,
+        entrypoint: Callable[..., Any] | str,
+        args: dict[int, tuple[Any, ...]],
+        envs: dict[int, dict[str, str]],
+        logs_specs: LogsSpecs,
+        log_line_prefixes: dict[int, str] | None = None,
+        numa_options: Any = None,
+        duplicate_stdout_filters: list[str] | None = None,
+        duplicate_stderr_filters: list[str] | None = None,
+    ) -> None:
+        filters = (duplicate_stdout_filters, duplicate_stderr_filters)
+        super().__init__(name, entrypoint, args, envs, logs_specs, log_line_prefixes, *filters)
         self._numa_options = numa_options
         self.cpus: dict[int, tuple[int, ...]] = {}  # by local rank, of those that are bound
         self.kill_wait_s = defaults.UNINTERRUPTIBLE_TIMEOUT_S
@@ -65,11 +78,12 @@ class WardedContext(PContext):
         self._handles = WorkerHandles()
         self._rest: tuple[int, ...] | None = None  # None: not reported yet
         self._look_at_warden_at = self._give_up_at = math.inf  # while it owes us an answer
-        self._causes: Causes | None = None
+        self._memory_kills: MemoryKills | None = None
+        self._end_reasons: dict[int, tuple[str, float]] = {}  # pid -> why it is being ended, and how long ago it failed
 
     @abstractmethod
-    def _launch_of(self, local_rank: int, error_file: str) -> Launch:
-        """How to start this worker; its standard streams are added to it."""
+    def _launch_of(self, local_rank: int, env: dict[str, str]) -> Launch:
+        """How to start this worker, with this environment; its standard streams are added to it."""
 
     def _open_warden(self) -> WardenClient:
         return warden_client.take()
@@ -91,9 +105,8 @@ class WardedContext(PContext):
             self._warden.signal_worker(local_rank, signal.SIGKILL)
 
     def explain_end(self, pid: int, why: str, ago_s: float = 0.0) -> None:
-        """Say why somebody is about to end the worker with this process id."""
-        if self._causes is not None:
-            self._causes.explain(pid, why, ago_s)
+        """Say why somebody is about to end the worker with this process id; the first reason counts."""
+        self._end_reasons.setdefault(pid, (why, ago_s))
 
     @property
     def licence_expired(self) -> bool:
@@ -117,7 +130,7 @@ class WardedContext(PContext):
         specs = self._logs_specs
         self._outlets = Outlets(self._logs, getattr(specs, "log_max_bytes", None), getattr(specs, "run_folder", None))
         self._inherited_env = {name: value for name, value in environment.own.items() if name != defaults.ENV_SECRET}
-        suspension.begin(self._warden.pid)
+        warden_client.stop_with_us(self._warden.pid)
         stdin = _input_of_workers()
         try:
             self._outlets.open_files()
@@ -131,10 +144,11 @@ class WardedContext(PContext):
 
     def _prepare_for_failures(self) -> None:
         """What is done while the workers' interpreters start, so that it costs no time: count the kills for memory so far."""
-        from rallypoint.processes.causes import Causes
+        from rallypoint.failures.memory_kills import MemoryKills
 
-        self._causes = Causes()
-        if warden_client.this_is_a_launcher():  # then what a killed warden leaves comes to us
+        self._memory_kills = MemoryKills()
+        self._memory_kills.snapshot()
+        if warden_client.launched_at() is not None:  # then what a killed warden leaves comes to us
             from rallypoint.processes import kernel
 
             kernel.adopt_orphans()
@@ -142,7 +156,8 @@ class WardedContext(PContext):
     def _launch(self, rank: int, stdin: int | None) -> Launch:
         assert self._outlets is not None
         prefix = (self._log_line_prefixes or {}).get(rank, f"[{self.name}{rank}]:")
-        launch = self._launch_of(rank, self._logs.error_files[rank])
+        own = {**self.envs[rank], defaults.ENV_ERROR_FILE: self._logs.error_files[rank]}
+        launch = self._launch_of(rank, {**self._inherited_env, **own})
         streams = {
             1: self._outlets.open(rank, Std.OUT, prefix, self._duplicate_stdout_filters),
             2: self._outlets.open(rank, Std.ERR, prefix, self._duplicate_stderr_filters),
@@ -218,7 +233,7 @@ class WardedContext(PContext):
         self._handles.await_ends(self.kill_wait_s)
         for rank, pid in left.items():
             self._note_exit(Exited(rank, pid, -signal.SIGKILL, time.time()))
-        if warden_client.this_is_a_launcher():
+        if warden_client.launched_at() is not None:
             kernel.kill_children(self.kill_wait_s)
 
     def _poll(self) -> RunProcsResult | None:
@@ -237,15 +252,38 @@ class WardedContext(PContext):
 
     def _describe(self, ended: Exited) -> ProcessFailure:
         """What is known of a failure; without what lies in files if those cannot be had."""
-        causes, outlets, logs = self._causes, self._outlets, self._logs
-        assert causes is not None
-        assert outlets is not None
-        tail = outlets.stderr_tail(ended.local_rank)
+        assert self._outlets is not None
+        tail = self._outlets.stderr_tail(ended.local_rank)
         try:
-            return file_clerk.do(lambda: causes.describe(ended, logs, outlets, tail), FILES_TIMEOUT_S)
+            return file_clerk.do(lambda: self._read_failure(ended, self._logs, tail), FILES_TIMEOUT_S)
         except TimeoutError as error:
             report.warn(f"the files of worker {ended.local_rank} do not tell why it failed: {error.strerror}")
-            return causes.describe(ended, LogsDest(error_files={ended.local_rank: ""}), outlets, tail)
+            return self._read_failure(ended, LogsDest(error_files={ended.local_rank: ""}), tail)
+
+    def _read_failure(self, ended: Exited, logs: LogsDest, tail: str) -> ProcessFailure:
+        """With what it left behind; `tail` is the last that it wrote to stderr, unless that is in a file."""
+        from rallypoint.failures.process_failure import ProcessFailure
+
+        assert self._outlets is not None
+        assert self._memory_kills is not None
+        rank = ended.local_rank
+        error_file, log_file = logs.error_files[rank], logs.stderrs.get(rank, "")
+        if log_file in ("", os.devnull):
+            log_file = self._outlets.keep_tail(os.path.dirname(error_file), tail)
+        else:
+            tail = tail or self._outlets.file_tail(log_file)
+        why, ago_s = self._end_reasons.get(ended.pid, ("", 0.0)) if ended.exitcode < 0 else ("", 0.0)
+        return ProcessFailure(
+            local_rank=rank,
+            pid=ended.pid,
+            exitcode=ended.exitcode,
+            error_file=error_file,
+            stderr_tail=tail,
+            log_file=log_file,
+            ended_at=ended.at - ago_s,
+            killed_for_memory=self._memory_kills.explain(ended.pid) if ended.exitcode == -signal.SIGKILL and not why else "",
+            ended_on_purpose=why,
+        )
 
     def _close(self, death_sig: signal.Signals, timeout: float) -> None:
         stuck: tuple[Target, ...] = ()
@@ -257,14 +295,15 @@ class WardedContext(PContext):
         finally:
             self._let_go(keep_warden=not stuck and self._rest == ())
         if stuck:
-            raise UnkillableWorkersError(sorted(self._pid_of(target) for target in stuck), self.kill_wait_s)
+            pids = [self._pids[target.number] if target.is_worker else target.number for target in stuck]
+            raise UnkillableWorkersError(sorted(pids), self.kill_wait_s)
 
     def _let_go(self, keep_warden: bool) -> None:
         if self._outlets is not None:
             self._outlets.close(DRAIN_TIMEOUT_S)
         self._handles.close()
         if self._warden is not None:
-            suspension.end(self._warden.pid)
+            warden_client.stop_alone(self._warden.pid)
             if keep_warden:
                 warden_client.put_back(self._warden)
             else:
@@ -329,8 +368,11 @@ class WardedContext(PContext):
 
     def _look_at_warden(self) -> None:
         """It owes us an answer. If it is stopped it gives none, if it is slow it may; the kernel kills its workers with it."""
+        from rallypoint.processes.kernel import stat_fields
+
         assert self._warden is not None
-        if not is_stopped(self._warden.pid) and time.monotonic() < self._give_up_at:
+        is_stopped = stat_fields(self._warden.pid)[:1] in ([b"T"], [b"t"])
+        if not is_stopped and time.monotonic() < self._give_up_at:
             self._look_at_warden_at = self._give_up_at
             return
         self._look_at_warden_at = math.inf
@@ -354,19 +396,79 @@ class WardedContext(PContext):
             if send.signal == signal.SIGKILL:
                 report.info(send.why)
 
-    def _pid_of(self, target: Target) -> int:
-        return self._pids[target.number] if target.is_worker else target.number
-
 
 def _input_of_workers() -> int | None:
     """Our own standard input, if we have one. In the background that is nothing, where it is the terminal of somebody's shell.
 
     They are in sessions of their own, so that the kernel would let them take what is typed there.
     """
-    if not warden_client.is_open(0):
+    try:
+        os.fstat(0)
+    except OSError:
         return None
     try:
         is_background = os.tcgetpgrp(0) != os.getpgrp()
     except OSError:  # it is not our terminal
         return 0
     return os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC) if is_background else 0
+
+
+class WorkerHandles:
+    """A hold on workers that needs no warden: should that be stopped or stuck, they can still be killed, from any thread.
+
+    A worker is a child of the warden, which may reap it at any moment, so its process id alone is worth nothing to anybody else.
+    A pidfd is: it stands for this one process. It is opened when the worker is reported to run; that it is the right one shows in
+    its parent, which no stranger has. Here are those that have not been reported to have ended, by local rank.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()  # held for system calls that do not wait
+        self._handles: dict[int, tuple[int, int]] = {}  # pid and pidfd
+
+    def add(self, local_rank: int, pid: int, parent: int) -> None:
+        """A worker that has ended in the meantime, or for which there is no file descriptor left, is left to the warden."""
+        try:
+            pidfd = os.pidfd_open(pid)
+        except OSError:
+            return
+        with self._lock:
+            self._handles[local_rank] = pid, pidfd
+        from rallypoint.processes.kernel import stat_fields
+
+        if stat_fields(pid)[1:2] != [b"%d" % parent]:
+            self.discard(local_rank)
+
+    def discard(self, local_rank: int) -> None:
+        with self._lock:
+            _, pidfd = self._handles.pop(local_rank, (0, -1))
+            if pidfd >= 0:
+                os.close(pidfd)
+
+    def kill(self) -> None:
+        """SIGKILL to each, and to the group that it leads. It is sent when this returns."""
+        with self._lock:
+            for pid, pidfd in self._handles.values():
+                _kill(pid, pidfd)
+
+    def await_ends(self, timeout_s: float) -> None:
+        """Until all of them have ended, or for this time."""
+        give_up_at = time.monotonic() + timeout_s
+        for _, pidfd in list(self._handles.values()):
+            wait_readable([pidfd], give_up_at - time.monotonic())
+
+    def close(self) -> None:
+        for local_rank in list(self._handles):
+            self.discard(local_rank)
+
+
+def _kill(pid: int, pidfd: int) -> None:
+    """The group first: while its leader lives, nobody else's has its number."""
+    if not wait_readable([pidfd], 0.0):  # it has not ended
+        try:
+            os.kill(-pid, signal.SIGKILL)
+        except (ProcessLookupError, PermissionError):
+            pass
+    try:
+        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):  # it has ended; or it has become another user, and can only be waited for
+        pass

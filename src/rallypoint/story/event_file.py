@@ -17,7 +17,11 @@ from rallypoint.base.outbox import Outbox
 from rallypoint.events import Event, EventSource
 from rallypoint.output.log_specs import LogFolder, open_log
 
-__all__ = ["EventFile"]
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import logging
+
+__all__ = ["EventFile", "make_sink"]
 
 KEPT_AT_MOST = 1000  # events of a run that has no folder yet
 
@@ -26,17 +30,12 @@ class EventFile:
     """Where events are appended, once it is known where that is."""
 
     def __init__(self) -> None:
-        self._path = ""
+        self.path = ""  # as long as there is none
         self._folder: LogFolder | None = None
         self._pending: list[Event] = []
         self._has_warned = False
         self._lock = _thread.allocate_lock()  # timers expire on a thread of their own
         self._outbox = Outbox(self._write, self._losses)
-
-    @property
-    def path(self) -> str:
-        """Empty as long as there is none."""
-        return self._path
 
     def add(self, *events: Event) -> None:
         """Put events on record; one without a time gets the present one."""
@@ -44,7 +43,7 @@ class EventFile:
             event.timestamp = event.timestamp or int(time.time() * 1000)
         with self._lock:
             self._pending += events
-            if self._path:
+            if self.path:
                 self._send()
             else:
                 del self._pending[:-KEPT_AT_MOST]
@@ -52,8 +51,8 @@ class EventFile:
     def place(self, path: str, folder: LogFolder | None = None) -> None:
         """From now on all goes to this file, also what was kept."""
         with self._lock:
-            if path != self._path:
-                self._path, self._folder = path, folder
+            if path != self.path:
+                self.path, self._folder = path, folder
                 self._send()
 
     def settle(self, timeout_s: float) -> bool:
@@ -63,12 +62,12 @@ class EventFile:
     def leave(self) -> None:
         """The file is gone; what comes now is kept."""
         with self._lock:
-            self._path, self._folder = "", None
+            self.path, self._folder = "", None
 
     def _send(self) -> None:
         events, self._pending = self._pending, []
-        if events and not self._outbox.put((self._path, events)):
-            self._warn_once(self._path, "takes none for now")
+        if events and not self._outbox.put((self.path, events)):
+            self._warn_once(self.path, "takes none for now")
 
     def _write(self, sent: tuple[str, list[Event]]) -> None:
         path, events = sent
@@ -90,7 +89,19 @@ class EventFile:
     def _losses(self, count: int) -> tuple[str, list[Event]]:
         """So that whoever reads the file knows that there was more."""
         now_ms = int(time.time() * 1000)
-        return self._path, [Event("rallypoint.events.lost", EventSource.AGENT, now_ms, {"at_least": count})]
+        return self.path, [Event("rallypoint.events.lost", EventSource.AGENT, now_ms, {"at_least": count})]
 
 
 current: EventFile | None = None  # that of the run which this process is in
+
+
+def make_sink() -> logging.Handler:
+    """The sink ``file``: events that anybody records go to the file of the run; outside of a run they go nowhere."""
+    import logging
+
+    class EventFileHandler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if current is not None:
+                current.add(Event.deserialize(record.getMessage()))
+
+    return EventFileHandler()

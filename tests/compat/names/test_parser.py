@@ -9,7 +9,7 @@ import pytest
 from tests.torchrun_defaults import TORCHRUN_DEFAULTS
 
 from rallypoint import torch_run
-from rallypoint.cli.options import BY_NAME
+from rallypoint.cli.command_line import BY_NAME
 from rallypoint.compat.parser import TORCHRUN_FLAGS, get_args_parser
 from rallypoint.errors import UsageError
 from rallypoint.parser_actions import check_env, env

@@ -23,7 +23,7 @@ from tests.patience import AT_ONCE_S
 from rallypoint.coordination.embedded import handshake
 from rallypoint.coordination.embedded.client import EmbeddedCoordination
 from rallypoint.coordination.model import Event, Put, Transaction
-from rallypoint.processes import testifying
+from rallypoint.processes import licence as licences
 from rallypoint.processes.licence import Licence
 
 SECRETS = [None, b"a secret of the job"]
@@ -78,7 +78,7 @@ def test_it_ends_the_lease_at_once(
     server = start_server(secret=secret)
     node, other = connect(server, secret=secret), onlooker(server, secret)
     join(node, soon())
-    testifying.testify(*fields(node.testimony()))
+    licences.testify(*fields(node.testimony()))
     ended = other.await_end()
     assert ended is not None
     assert (ended.key, ended.cause) == ("node", "vouched")
@@ -95,7 +95,7 @@ def test_it_is_good_after_the_session_was_taken_up_on_another_connection(
     given_before = fields(node.testimony())
     node._talk.break_off("for the test", time.monotonic())
     node.read("node", soon())
-    testifying.testify(*given_before)
+    licences.testify(*given_before)
     ended = other.await_end()
     assert ended is not None
     assert ended.cause == "vouched"
@@ -121,8 +121,8 @@ def test_about_a_lease_that_has_ended_nobody_complains(
     node.revoke(soon())
     assert other.await_end() is not None
     join(node, soon())
-    testifying.testify(*old)
-    testifying.testify(*old)
+    licences.testify(*old)
+    licences.testify(*old)
     assert other.is_there()
     assert warnings == []
 
@@ -266,7 +266,7 @@ HOSTILE = {
 
 @pytest.mark.parametrize("answer", HOSTILE.values(), ids=HOSTILE)
 def test_whatever_answers_there_the_warden_ends_in_time(answer: bytes | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(testifying, "TRY_FOR_S", 1.0)
+    monkeypatch.setattr(licences, "TRY_FOR_S", 1.0)
     listener = socket.create_server(("127.0.0.1", 0))
     accepted: list[socket.socket] = []
 
@@ -282,7 +282,7 @@ def test_whatever_answers_there_the_warden_ends_in_time(answer: bytes | None, mo
     server = threading.Thread(target=serve, daemon=True)
     server.start()
     began_at = time.monotonic()
-    testifying.testify(((socket.AF_INET, listener.getsockname()),), b"hello", b"key", b"context")
+    licences.testify(((socket.AF_INET, listener.getsockname()),), b"hello", b"key", b"context")
     assert time.monotonic() - began_at < 1.0 + AT_ONCE_S
     listener.shutdown(socket.SHUT_RDWR)
     listener.close()
@@ -295,7 +295,7 @@ def test_a_store_that_has_ended_is_not_waited_for() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         address = listener.getsockname()
     began_at = time.monotonic()
-    testifying.testify(((socket.AF_INET, address),), b"hello", b"key", b"context")
+    licences.testify(((socket.AF_INET, address),), b"hello", b"key", b"context")
     assert time.monotonic() - began_at < AT_ONCE_S
 
 
@@ -306,7 +306,7 @@ def test_the_second_address_is_tried(start_server: Any, connect: Any, onlooker: 
     with socket.create_server(("127.0.0.1", 0)) as listener:
         nobody = listener.getsockname()
     addresses, *rest = fields(node.testimony())
-    testifying.testify(((int(socket.AF_INET), nobody), *addresses), *rest)
+    licences.testify(((int(socket.AF_INET), nobody), *addresses), *rest)
     ended = other.await_end()
     assert ended is not None
     assert ended.cause == "vouched"

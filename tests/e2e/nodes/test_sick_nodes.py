@@ -43,7 +43,7 @@ def package(agent):
             if name.startswith("rallypoint."):
                 raise ModuleNotFoundError(f"No module named {name!r}")
     sys.meta_path.insert(0, Nowhere())
-    for name in ("rallypoint.output.pump", "rallypoint.processes.causes"):
+    for name in ("rallypoint.output.pump", "rallypoint.failures.memory_kills"):
         sys.modules.pop(name, None)
 
 class Sick(LocalElasticAgent):

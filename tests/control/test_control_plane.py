@@ -7,7 +7,7 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rallypoint.hangs.control import Call, Frame, ThreadStack, is_handler_name, resolve, write_stacks
+from rallypoint.control_plane import NAME, Call, Frame, ThreadStack, resolve, write_stacks
 from rallypoint.net.http import Request, Response
 
 NAMES = st.from_regex(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}", fullmatch=True)
@@ -32,7 +32,7 @@ def test_only_a_post_to_a_known_handler_is_a_call(method: str, path: str, names:
 
 @given(names=st.sets(NAMES))
 def test_every_handler_can_be_called_and_is_listed(names: set[str]) -> None:
-    assert all(is_handler_name(name) for name in names)
+    assert all(map(NAME.fullmatch, names))
     assert [resolve(request("POST", f"/handler/{name}"), names) for name in names] == [Call(name) for name in names]
     listed = resolve(request("GET", "/handler/"), names)
     assert isinstance(listed, Response)
