@@ -44,7 +44,7 @@ PURE = {
 # What decides, as functions of (state, observation, now): no I/O, no clock, no thread. The simulator drives most of it.
 PURE_MODULES = {
     "base": ["bounded_json", "text"],
-    "coordination": ["cell.document", "embedded.dialling_rules", "fence", "held_lease", "keyspace", "model"],
+    "coordination": ["cell.document", "fence", "keyspace", "model"],
     "hangs": ["pulse_page", "rules"],
     "hardware": ["binding"],
     "health": ["rules"],

@@ -17,8 +17,8 @@ from rallypoint.compat.etcd_backend import (
     create_rdzv_handler,
 )
 from rallypoint.compat.etcd_store import EtcdStore, cas_delay
-from rallypoint.coordination.cell.etcd_cell import EtcdCell
-from rallypoint.coordination.etcd.access import access_of
+from rallypoint.coordination.etcd.engine import EtcdCell
+from rallypoint.coordination.etcd.gateway import access_of
 from rallypoint.errors import RendezvousConnectionError, RendezvousStateError
 from rallypoint.rendezvous.dynamic_handler import DynamicRendezvousHandler
 from rallypoint.rendezvous.handler import RendezvousParameters

@@ -17,8 +17,7 @@ from unittest import mock
 import pytest
 from tests.etcd_cluster import any_binary
 
-from rallypoint.coordination.etcd.process import ENV_ETCD_BINARY
-from rallypoint.coordination.etcd.server import EtcdServer
+from rallypoint.coordination.etcd.server import ENV_ETCD_BINARY, EtcdServer
 
 API = "torch.distributed.launcher.api"
 ELASTIC = "torch.distributed.elastic"

@@ -296,7 +296,7 @@ def test_a_server_that_crashes_does_not_touch_the_training(path: Path) -> None:
         def crash(loop):
             raise MemoryError("planted")
 
-        rallypoint.net.http_server.HttpLoop.turn = crash
+        rallypoint.net.http_server.HttpServer._turn = crash
         with worker_main():
             print("ready", flush=True)
             sys.stdin.readline()

@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 
 from rallypoint.coordination.embedded.client import EmbeddedCoordination
-from rallypoint.coordination.embedded.frames import LARGE_FRAME_BYTES, Inbox, make_frame
 from rallypoint.coordination.embedded.handshake import ClientHandshake
 from rallypoint.coordination.embedded.server import CoordinationServer
-from rallypoint.coordination.embedded.wire import decode, encode
-from rallypoint.net.listening import open_listeners
+from rallypoint.coordination.embedded.wire import LARGE_FRAME_BYTES, Inbox, decode, encode, make_frame
+from rallypoint.net.endpoint import open_listeners
 
 TIMEOUT_S = 10.0
 

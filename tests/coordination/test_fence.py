@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rallypoint.coordination.fence import Connection, Fence, GiveUp, Hold, NotReached, judge, judge_joining
+from rallypoint.coordination.fence import Connection, Fence, GiveUp, HeldLease, Hold, NotReached, judge, judge_joining
 
 STORE_TIMEOUT_S, REFUSAL_TIMEOUT_S = 60.0, 5.0
 NEVER = math.inf
@@ -129,3 +129,27 @@ def test_who_joins_waits_for_a_host_that_it_has_never_seen(
 ) -> None:
     tried = connection(NEVER, 100.0, refused_since)
     assert judge_joining("a:29400", tried, is_known, STORE_TIMEOUT_S, REFUSAL_TIMEOUT_S, now) == expected
+
+
+# --- the lease by itself ---------------------------------------------------------------------------------------------------
+
+
+def test_a_lease_counts_from_when_the_answered_keepalive_was_sent() -> None:
+    lease = HeldLease(7, 3.0, asked_at=100.0)
+    assert (lease.valid_until(), lease.keep_at, lease.silent_since) == (103.0, 101.0, math.inf)
+    lease.note_sent(101.0)
+    lease.note_sent(102.0)
+    assert (lease.valid_until(), lease.keep_at, lease.silent_since) == (103.0, 103.0, 101.0)
+    lease.note_answer(101.0, is_kept=True)
+    assert lease.valid_until() == 104.0
+    lease.note_sent(102.4)
+    lease.note_break()
+    assert (lease.valid_until(), lease.silent_since) == (104.0, math.inf), "a reset may be seen by this side only"
+    lease.note_answer(102.6, is_kept=True)
+    assert lease.valid_until() == 105.6
+    lease.note_answer(103.0, is_kept=False)
+    assert lease.is_lost
+    assert lease.valid_until() == -math.inf
+    assert lease.renewed_until() == 105.6, "who is told that its lease is over was not renewed by that"
+    lease.give_back()
+    assert lease.renewed_until() == -math.inf

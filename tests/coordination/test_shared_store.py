@@ -23,7 +23,7 @@ from rallypoint.coordination.embedded.server import CoordinationServer
 from rallypoint.coordination.engine import Coordination, CoordinationError, RefusedError, UnreachableError
 from rallypoint.coordination.model import Outcome, Transaction
 from rallypoint.coordination.shared_store import MOST_GETS, VALUE_BYTES, SharedStore
-from rallypoint.net.listening import open_listeners
+from rallypoint.net.endpoint import open_listeners
 from rallypoint.store.barriers import barrier, synchronize
 from rallypoint.store.hash_store import HashStore
 from rallypoint.store.interface import QueueEmptyError, Store, StoreError, StoreTimeoutError

@@ -58,7 +58,7 @@ while not (folder / "finish").exists():
 """
 STORE = """
 import signal, sys
-from rallypoint.net.listening import open_listeners
+from rallypoint.net.endpoint import open_listeners
 from rallypoint.coordination.embedded.server import CoordinationServer
 listeners = open_listeners("127.0.0.1", int(sys.argv[1]), is_host=True, wildcard_allowed=False)
 CoordinationServer(listeners, "random", None).start()

@@ -17,8 +17,7 @@ from typing import Any
 import pytest
 
 from rallypoint import metrics
-from rallypoint.health.metric_values import MOST_NAMES, PrometheusMetricHandler
-from rallypoint.health.server import HealthCheckServer
+from rallypoint.health.server import MOST_NAMES, HealthCheckServer, PrometheusMetricHandler
 from rallypoint.health.status import AgentStatus, StatusBoard
 from rallypoint.metrics import MetricData, MetricHandler
 from rallypoint.story.phases import PHASES, RUNNING, STOPPING, enter, open_ledger

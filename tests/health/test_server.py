@@ -17,10 +17,8 @@ from typing import Any, NamedTuple
 import pytest
 
 from rallypoint.errors import UsageError
-from rallypoint.health import port as health_port
 from rallypoint.health import server as health_server
-from rallypoint.health.port import open_listeners_or_explain, resolve_health_port
-from rallypoint.health.server import HealthCheckServer, create_healthcheck_server
+from rallypoint.health.server import HealthCheckServer, create_healthcheck_server, open_listeners_or_explain, resolve_health_port
 from rallypoint.health.status import AgentStatus, StatusBoard
 from rallypoint.story.phases import DONE, PHASES, RUNNING, STARTING, STOPPING, WAITING, enter, open_ledger
 
@@ -293,7 +291,7 @@ def test_a_privileged_port_is_explained(monkeypatch: pytest.MonkeyPatch) -> None
     def refuse(host: str, ports: tuple[int, ...]) -> list[socket.socket]:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(health_port, "hold_port", refuse)
+    monkeypatch.setattr(health_server, "hold_port", refuse)
     with pytest.raises(UsageError, match=r"port 80: it is below \d+, where only root may listen"):
         open_listeners_or_explain("127.0.0.1", 80)
 

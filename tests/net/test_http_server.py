@@ -131,7 +131,7 @@ def test_an_answer_that_nobody_takes_is_given_up(serve: Callable[..., Served], w
     sock = served.connect()
     sock.sendall(GET * 3)
     assert sock.recv(1, socket.MSG_PEEK)
-    wait_until(lambda: not served.server._loop._connections)
+    wait_until(lambda: not served.server._connections)
     assert len(last_words(sock)) < 1 << 25
 
 
@@ -277,7 +277,7 @@ def test_the_oldest_idle_connection_gives_way(serve: Callable[..., Served], wait
     first = clients[0].sock
     assert first.recv(1) == b""
     assert get(clients[2])[0] == 200
-    assert len(served.server._loop._connections) == 3
+    assert len(served.server._connections) == 3
 
 
 def test_a_thousand_connections_at_once(serve: Callable[..., Served]) -> None:

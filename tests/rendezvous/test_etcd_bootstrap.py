@@ -19,9 +19,9 @@ from tests.etcd_cluster import any_binary, binary_of
 from tests.ports import free_port_pairs
 
 from rallypoint.coordination.etcd import member as etcd_member
-from rallypoint.coordination.etcd.access import EtcdAccess
+from rallypoint.coordination.etcd.gateway import EtcdAccess
 from rallypoint.coordination.etcd.member import Plan, PortTaken, UnreachableName, claim_endpoint, plan_cluster
-from rallypoint.coordination.etcd.process import ENV_ETCD_BINARY
+from rallypoint.coordination.etcd.server import ENV_ETCD_BINARY
 from rallypoint.errors import ExitCode, UsageError
 from rallypoint.rendezvous.etcd_settings import parse_endpoints
 

@@ -16,7 +16,7 @@ from tests.ports import free_ports, is_free
 
 from rallypoint.base import defaults
 from rallypoint.errors import RendezvousError, UsageError
-from rallypoint.net import listening
+from rallypoint.net import endpoint
 from rallypoint.rendezvous.worker_store import WorkerStore, WorkerStoreSettings, read_worker_store_settings
 from rallypoint.store.interface import StoreError, StoreNetworkError
 from rallypoint.store.tcp_store import TCPStore
@@ -214,7 +214,7 @@ def test_an_address_that_is_not_ours_is_refused_by_name(make: Any, address: str,
 def test_p13_who_listens_first_has_the_port(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two jobs can bind one port at the same time, as long as neither listens: the slower one takes the next of its range."""
     first, second = free_ports(2)
-    bind, others = listening._bind, contextlib.ExitStack()
+    bind, others = endpoint._bind, contextlib.ExitStack()
 
     def bind_and_be_overtaken(family: int, address: tuple[Any, ...]) -> _socket.socket | None:
         sock = bind(family, address)
@@ -222,7 +222,7 @@ def test_p13_who_listens_first_has_the_port(make: Any, monkeypatch: pytest.Monke
             others.enter_context(socket.create_server(address))
         return sock
 
-    monkeypatch.setattr(listening, "_bind", bind_and_be_overtaken)
+    monkeypatch.setattr(endpoint, "_bind", bind_and_be_overtaken)
     with others:
         assert make(ports=(first, second)).hold(HERE) == second
 
@@ -231,14 +231,14 @@ def resolving(monkeypatch: pytest.MonkeyPatch, *addresses: str) -> None:
     """Let every name stand for these addresses."""
     found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, 0)) for address in addresses]
     names = {**vars(_socket), "getaddrinfo": lambda *_, **__: found}
-    monkeypatch.setattr(listening, "_socket", type("_socket", (), names))
+    monkeypatch.setattr(endpoint, "_socket", type("_socket", (), names))
 
 
 def test_p13_any_port_is_one_that_is_free_at_all_addresses_of_a_name(
     make: Any, connect: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where what the kernel chose for the first is taken at the second, another is tried."""
-    bind, taken = listening._bind, contextlib.ExitStack()
+    bind, taken = endpoint._bind, contextlib.ExitStack()
 
     def bind_and_take_the_other(family: int, address: tuple[Any, ...]) -> _socket.socket | None:
         sock = bind(family, address)
@@ -249,7 +249,7 @@ def test_p13_any_port_is_one_that_is_free_at_all_addresses_of_a_name(
 
     tried: list[int] = []
     resolving(monkeypatch, HERE, "127.0.0.2")
-    monkeypatch.setattr(listening, "_bind", bind_and_take_the_other)
+    monkeypatch.setattr(endpoint, "_bind", bind_and_take_the_other)
     store = make()
     with taken:
         port = store.hold("a-name")

@@ -14,7 +14,7 @@ from tests.simulation.line import NEVER, Line
 from tests.simulation.network import Connection
 from tests.simulation.world import Violation
 
-from rallypoint.coordination.held_lease import HeldLease
+from rallypoint.coordination.fence import HeldLease
 from rallypoint.coordination.model import Transaction, Watch
 from rallypoint.protocol.participant import Participant
 from rallypoint.protocol.session import Seated, Staying
@@ -113,7 +113,7 @@ class Driver(Line):
             self.pump()
 
     def _plan_keep(self, held: HeldLease) -> None:
-        at = min(held.keep_at, held.silent_since() + held.ttl_s)
+        at = min(held.keep_at, held.silent_since + held.ttl_s)
         if not self._is_up or at <= self.agent.time():
             at = self.agent.time() + held.ttl_s / 3
         self.world.at(self.clock.when(at), self._keep, self._session)
@@ -134,7 +134,7 @@ class Driver(Line):
         held = self.held
         if held is None or held.is_lost or not self._is_up:
             return
-        if now >= held.silent_since() + held.ttl_s:
+        if now >= held.silent_since + held.ttl_s:
             self.world.tally["connections given up"] += 1
             self.connection.close()
             self.on_break(self.connection, "no answer")

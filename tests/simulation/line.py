@@ -1,7 +1,7 @@
 """One agent's connection to the store and its lease: dialling, breaks, the fence, and when to give up.
 
-It does what `coordination.embedded.line` does; the lease, the watches that survive a break and what decides about the session
-(`protocol.tenure`) are the real ones. What is said is in `driver`.
+It does what `Line` in `coordination.embedded.client` does; the lease, the watches that survive a break and what decides about the
+session (`protocol.tenure`) are the real ones. What is said is in `driver`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from tests.simulation.network import Connection
 
 from rallypoint.coordination import fence
 from rallypoint.coordination.embedded.client import Watches
-from rallypoint.coordination.held_lease import HeldLease
+from rallypoint.coordination.fence import HeldLease
 from rallypoint.protocol.participant import Former, Participant
 from rallypoint.protocol.tenure import Patience, Tenure
 

@@ -14,7 +14,7 @@ from tests.simulation.planting import BUGS, Patches, bug, planted
 
 from rallypoint.coordination import keyspace
 from rallypoint.coordination.embedded.client import Watches
-from rallypoint.coordination.held_lease import HeldLease
+from rallypoint.coordination.fence import HeldLease
 from rallypoint.coordination.model import Compare, Outcome, Put, Transaction
 from rallypoint.protocol import generation, leader, news, seating, session
 from rallypoint.protocol import job_records as job

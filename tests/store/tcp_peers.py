@@ -93,7 +93,7 @@ class TcpPeer:
 SERVER = """
 import sys
 from rallypoint.store import tcp_protocol
-from rallypoint.net.listening import open_listeners
+from rallypoint.net.endpoint import open_listeners
 from rallypoint.store.tcp_server import TcpStoreServer
 
 judged = 0

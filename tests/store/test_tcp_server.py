@@ -20,7 +20,7 @@ from tests.store.tcp_peers import TOKEN, ServerApart, TcpPeer
 
 from rallypoint.net import acceptor as doorway
 from rallypoint.net.acceptor import Doorway
-from rallypoint.net.listening import open_listeners
+from rallypoint.net.endpoint import open_listeners
 from rallypoint.net.wake_fd import WakeFd
 from rallypoint.store import tcp_protocol as wire
 from rallypoint.store import tcp_server, tcp_serving

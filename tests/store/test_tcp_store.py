@@ -21,9 +21,9 @@ from hypothesis import strategies as st
 from tests.patience import AT_ONCE_S
 
 from rallypoint.base.backoff import Backoff
-from rallypoint.net.listening import open_listeners
-from rallypoint.store import tcp_client, tcp_store
+from rallypoint.net.endpoint import open_listeners
 from rallypoint.store import tcp_protocol as wire
+from rallypoint.store import tcp_store
 from rallypoint.store.hash_store import HashStore
 from rallypoint.store.interface import QueueEmptyError, StoreError, StoreNetworkError, StoreTimeoutError
 from rallypoint.store.tcp_server import TcpStoreServer
@@ -148,7 +148,6 @@ def play(connect: Callable[..., TCPStore]) -> Iterator[Callable[..., TCPStore]]:
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A server has little time to answer."""
-    monkeypatch.setattr(tcp_client, "ANSWER_S", 0.2)
     monkeypatch.setattr(tcp_store, "ANSWER_S", 0.2)
 
 
@@ -580,14 +579,14 @@ def test_a_name_is_looked_up_until_it_is_known(
 ) -> None:
     """P06: the name service may know the server's name only later."""
     answers: list[Any] = [socket.gaierror(-2, "Name or service not known")] * 3
-    resolve = tcp_client.resolve
+    resolve = tcp_store.resolve
 
     def look_up(host: str, port: int) -> object:
         if answers:
             raise answers.pop()
         return resolve(host, port)
 
-    monkeypatch.setattr(tcp_client, "resolve", look_up)
+    monkeypatch.setattr(tcp_store, "resolve", look_up)
     assert connect(server).add("n", 1) == 1
     answers += [socket.gaierror(-2, "Name or service not known")] * 1000
     with pytest.raises(StoreNetworkError, match=r"within 0.1 s: Name or service not known"):
@@ -628,7 +627,7 @@ def test_a_socket_that_met_itself_is_not_a_connection(connect: Callable[..., TCP
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind(("127.0.0.1", port))
 
-    monkeypatch.setattr(tcp_client, "tune", bind_there)
+    monkeypatch.setattr(tcp_store, "tune", bind_there)
     with pytest.raises(StoreNetworkError, match="nobody listens there"):
         connect(port, timeout=0)
 

@@ -114,7 +114,7 @@ def _check_watches(config: LaunchConfig) -> None:
 def _open_health_port(config: LaunchConfig) -> list[socket.socket]:
     if config.health_port is None and not environment.text(defaults.ENV_HEALTH_CHECK_PORT):
         return []
-    from rallypoint.health.port import open_listeners_or_explain, resolve_health_port
+    from rallypoint.health.server import open_listeners_or_explain, resolve_health_port
 
     return open_listeners_or_explain(config.health_addr, resolve_health_port(config.health_port))
 

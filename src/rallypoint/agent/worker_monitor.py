@@ -167,9 +167,7 @@ class WorkerMonitor:
         """One that answers health checks, where a port was opened for it or the environment names one."""
         if not listeners and not environment.text(defaults.ENV_HEALTH_CHECK_PORT):
             return None
-        from rallypoint.health.metric_values import PrometheusMetricHandler
-        from rallypoint.health.port import resolve_health_port
-        from rallypoint.health.server import HealthCheckServer
+        from rallypoint.health.server import HealthCheckServer, PrometheusMetricHandler, resolve_health_port
 
         self._metrics_before = metrics.default_handler()
         handler = PrometheusMetricHandler(self._metrics_before)

@@ -14,9 +14,9 @@ from collections.abc import Callable
 from rallypoint.base import defaults, environment
 from rallypoint.base.records import Record, Value
 from rallypoint.compat.etcd_store import EtcdStore
-from rallypoint.coordination.cell.etcd_cell import EtcdCell
 from rallypoint.coordination.engine import CoordinationError
-from rallypoint.coordination.etcd.access import access_of
+from rallypoint.coordination.etcd.engine import EtcdCell
+from rallypoint.coordination.etcd.gateway import access_of
 from rallypoint.coordination.model import Item
 from rallypoint.errors import RendezvousConnectionError, RendezvousStateError
 from rallypoint.rendezvous import etcd

@@ -8,8 +8,8 @@ from functools import partial
 
 from rallypoint.base import defaults
 from rallypoint.coordination.engine import Coordination
-from rallypoint.coordination.etcd.access import EtcdAccess, access_of
 from rallypoint.coordination.etcd.engine import EtcdCoordination
+from rallypoint.coordination.etcd.gateway import EtcdAccess, access_of
 from rallypoint.coordination.shared_store import SharedStore
 from rallypoint.store.interface import as_seconds
 

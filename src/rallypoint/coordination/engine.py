@@ -13,7 +13,7 @@ import math
 from abc import ABC, abstractmethod
 
 from rallypoint.coordination.fence import Connection
-from rallypoint.coordination.model import Event, Outcome, Snapshot, Transaction
+from rallypoint.coordination.model import Event, Outcome, Put, Snapshot, Transaction
 from rallypoint.errors import RallypointError
 
 TYPE_CHECKING = False
@@ -21,14 +21,9 @@ if TYPE_CHECKING:
     from rallypoint.coordination.embedded.handshake import Testimony
 
 __all__ = [
-    "CompactedError",
-    "Coordination",
-    "CoordinationError",
-    "LeaseLostError",
-    "RefusedError",
-    "StoreGoneError",
-    "UnreachableError",
-]
+    "CompactedError", "Coordination", "CoordinationError", "LeaseLostError", "RefusedError", "StoreGoneError", "UnreachableError",
+    "uses_foreign_lease",
+]  # fmt: skip
 
 
 class CoordinationError(RallypointError):
@@ -137,3 +132,9 @@ class Coordination(ABC):
     @abstractmethod
     def close(self) -> None:
         """End the connection. Whoever holds a lease revokes it first, or is taken for dead a little later."""
+
+
+def uses_foreign_lease(transaction: Transaction, own: int) -> bool:
+    """Whether a put of it names another lease than `own`."""
+    operations = (*transaction.then, *transaction.otherwise)
+    return any(isinstance(operation, Put) and operation.lease not in (0, own) for operation in operations)

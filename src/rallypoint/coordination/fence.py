@@ -1,8 +1,8 @@
 """Whether a node may still run workers, and whether it may still hope, when its coordination store does not answer.
 
 The others take a node for dead when its lease has run out, which they see on the store's clock. The node cannot ask; but it knows
-when it *sent* the last keepalive that was answered, and the lease cannot end before that plus its length. From that time on
-it is *fenced*: its workers are killed at once, without grace, and it joins anew as soon as it can.
+when it *sent* the last keepalive that was answered, and the lease cannot end before that plus its length (`HeldLease`). From that
+time on it is *fenced*: its workers are killed at once, without grace, and it joins anew as soon as it can.
 
 A store that stays silent for too long ends the node. One whose host refuses connections has ended itself, so that takes
 much less time; but only for a node that has known it, since a host may be started later than others.
@@ -10,9 +10,54 @@ much less time; but only for a node that has known it, since a host may be start
 
 from __future__ import annotations
 
+import math
+
 from rallypoint.base.records import Value
 
-__all__ = ["Connection", "Fence", "GiveUp", "Hold", "NotReached", "judge", "judge_joining"]
+__all__ = ["Connection", "Fence", "GiveUp", "HeldLease", "Hold", "NotReached", "judge", "judge_joining"]
+
+KEEPALIVES_PER_TTL = 3
+
+
+class HeldLease:
+    """A node's own lease, as the node sees it: when to say that it lives, and until when the others must believe it.
+
+    A broken connection changes nothing: it is dialled again, and the lease taken up, for as long as it runs.
+    """
+
+    def __init__(self, number: int, ttl_s: float, asked_at: float) -> None:
+        self.number = number
+        self.ttl_s = ttl_s
+        self.is_lost = False
+        self.keep_at = asked_at + ttl_s / KEEPALIVES_PER_TTL
+        self.silent_since = math.inf  # when the oldest keepalive was sent that has no answer yet
+        self._renewed_at = asked_at
+
+    def valid_until(self) -> float:
+        return -math.inf if self.is_lost else self.renewed_until()
+
+    def renewed_until(self) -> float:
+        """What the last keepalive that was answered was good for, also if the lease is lost since."""
+        return self._renewed_at + self.ttl_s
+
+    def note_sent(self, now: float) -> None:
+        self.keep_at = now + self.ttl_s / KEEPALIVES_PER_TTL
+        self.silent_since = min(self.silent_since, now)
+
+    def note_answer(self, sent_at: float, is_kept: bool) -> None:
+        """The keepalive, or the taking up, that was sent then was answered."""
+        self.is_lost = self.is_lost or not is_kept
+        if not self.is_lost:
+            self._renewed_at = max(self._renewed_at, sent_at)
+        self.silent_since = math.inf
+
+    def give_back(self) -> None:
+        """We do not want it any more, and whatever it was still good for is over."""
+        self.is_lost, self._renewed_at = True, -math.inf
+
+    def note_break(self) -> None:
+        """What was asked over the connection that broke will not be answered."""
+        self.silent_since = math.inf
 
 
 class Connection(Value):

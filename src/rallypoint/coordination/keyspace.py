@@ -12,19 +12,6 @@ Its rules are etcd v3's, so that a job sees the same whichever engine it runs on
 Keys are sorted as text, that is by code point. A prefix is found by bisection, so reading or deleting it costs what it
 holds. The history of changes is bounded in number and in bytes; who asks for more is told that it is `Compacted`. Whoever keeps
 a keyspace calls `take_changes` after each change, and `tick` at `next_expiry` at the latest.
-
-Who is alive: leases that run out unless they are renewed, on a clock that stands still while nobody looks at it.
-
-A lease that is not renewed for its time to live is *due*. Nothing ends by itself: whoever keeps the leases calls `due` often,
-ends what it names, and reads what has come in before it asks, so that a renewal which was already there counts.
-
-If nobody looked for more than `AWAY_S`, the fault is ours and not the owners': the process was stopped, or starved. All leases
-are then extended by as long as that was, before any becomes due. That is why their ends are kept in *lease time*, which is
-``now`` less all such absences: to extend ten thousand leases is one addition. `look_at` lets only half of `AWAY_S` pass, so
-that whoever sleeps until then is not taken for absent.
-
-The schedule is a sorted list in which a renewed lease keeps its old place until that has come. So a renewal is free, and a
-lease is moved once in its time to live.
 """
 
 from __future__ import annotations
@@ -33,32 +20,21 @@ from bisect import bisect_left, insort
 from itertools import pairwise
 from operator import attrgetter
 
-from rallypoint.coordination.model import (
-    Compare,
-    Delete,
-    EndLease,
-    Event,
-    Get,
-    Item,
-    Operation,
-    Outcome,
-    Put,
-    Snapshot,
-    Transaction,
-)
+from rallypoint.coordination.model import Compare, Delete, EndLease, Event, Get, Item, Outcome, Put, Snapshot, Transaction
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from rallypoint.coordination.model import Cause
+    from rallypoint.coordination.model import Cause, Operation
 
 __all__ = ["AWAY_S", "FIRST_REVISION", "ITEM_OVERHEAD_BYTES", "LOOK_EVERY_S", "Compacted", "Keyspace", "Leases", "UnknownLease"]
 
-
-# --- leases ----------------------------------------------------------------------------------------------------------------
-
-
 AWAY_S = 0.5  # who does not look for longer than that was away
 LOOK_EVERY_S = AWAY_S / 2  # often enough that a loop which is a little late was not away
+FIRST_REVISION = 1
+HISTORY_EVENTS = 20_000
+HISTORY_BYTES = 16 << 20
+ITEM_OVERHEAD_BYTES = 500  # what an item or an event takes beside its key and value, roughly
+_revision_of = attrgetter("revision")
 
 
 class _Lease:
@@ -73,7 +49,19 @@ class _Lease:
 
 
 class Leases:
-    """All leases of a store by their numbers, with the keys that are bound to each."""
+    """All leases of a store by their numbers, with their keys, on a clock that stands still while nobody looks at it.
+
+    A lease that is not renewed for its time to live is *due*. Nothing ends by itself: whoever keeps the leases calls `due` often,
+    ends what it names, and reads what has come in before it asks, so that a renewal which was already there counts.
+
+    If nobody looked for more than `AWAY_S`, the fault is ours and not the owners': the process was stopped, or starved. All
+    leases are then extended by as long as that was, before any becomes due. That is why their ends are kept in *lease time*,
+    which is ``now`` less all such absences: to extend ten thousand leases is one addition. `look_at` lets only half of `AWAY_S`
+    pass, so that whoever sleeps until then is not taken for absent.
+
+    The schedule is a sorted list in which a renewed lease keeps its old place until that has come. So a renewal is free, and a
+    lease is moved once in its time to live.
+    """
 
     def __init__(self) -> None:
         self._leases: dict[int, _Lease] = {}
@@ -177,16 +165,6 @@ class Leases:
             self._away_s += gap_s
             self._looked_at = now
         return now - self._away_s
-
-
-# --- keyspace --------------------------------------------------------------------------------------------------------------
-
-
-FIRST_REVISION = 1
-HISTORY_EVENTS = 20_000
-HISTORY_BYTES = 16 << 20
-ITEM_OVERHEAD_BYTES = 500  # what an item or an event takes beside its key and value, roughly
-_revision_of = attrgetter("revision")
 
 
 class UnknownLease(ValueError):
@@ -303,10 +281,6 @@ class Keyspace:
 
     def keep_alive(self, lease: int, now: float) -> bool:
         """Renew the lease; False if there is none. One that is over, but that no `tick` has ended, is saved by it."""
-        return self._leases.renew(lease, now)
-
-    def resume(self, lease: int, now: float) -> bool:
-        """The owner of a closed connection is back. It is a keepalive like any other: whoever sends one lives."""
         return self._leases.renew(lease, now)
 
     def vouch(self, lease: int) -> None:

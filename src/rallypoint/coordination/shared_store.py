@@ -9,8 +9,6 @@ What is kept under the prefix:
     keys/<key>/queue    a queue, while it holds something: each value behind its length
     marks/<random>      what the connection of this name changed last, so that nothing is done twice
 
-One connection with an engine changes an item exactly once, and follows what becomes of items.
-
 A change compares what it was made from, and leaves the connection's mark, with a token of its own, in the same transaction. When
 the store goes out of reach in the middle of it, the mark tells afterwards whether it was done; and since the mark is compared as
 well, a request that comes late, after it was repeated, is void.
@@ -46,19 +44,23 @@ if TYPE_CHECKING:
 
 __all__ = ["SharedConnection", "SharedStore"]
 
-
-# --- shared connection -----------------------------------------------------------------------------------------------------
-
-
 MOST_GETS = 100  # in one transaction; where more are wanted, all that begins like them is read
 TOKEN_BYTES = 8
 ANSWER_S = 5.0  # what the store may take to answer, also when a key is to be waited for less long
 LONGEST_CALL_S = 60.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.002, 2.0
+NAME_BYTES = 1024
+VALUE_BYTES = 128 * 1024  # of a value or of a whole queue; every engine takes as much
+LENGTH_BYTES = 4
+MARK_BYTES = 8
+VALUE, QUEUE = "value", "queue"
 
 
 class SharedConnection:
-    """One client of an engine, for one thread at a time. `mark` is a key that nobody else writes."""
+    """One client of an engine, for one thread at a time: it changes items exactly once, and follows what becomes of them.
+
+    `mark` is a key that nobody else writes.
+    """
 
     def __init__(self, client: Coordination, mark: str) -> None:
         self.client = client
@@ -196,16 +198,6 @@ def _apply(events: list[Event], found: dict[str, bytes]) -> None:
 
 def _revision_of(item: Item | None) -> int:
     return 0 if item is None else item.mod_revision
-
-
-# --- shared store ----------------------------------------------------------------------------------------------------------
-
-
-NAME_BYTES = 1024
-VALUE_BYTES = 128 * 1024  # of a value or of a whole queue; every engine takes as much
-LENGTH_BYTES = 4
-MARK_BYTES = 8
-VALUE, QUEUE = "value", "queue"
 
 
 class SharedStore(Store):

@@ -17,7 +17,7 @@ from prometheus_client.registry import Collector, CollectorRegistry
 
 from rallypoint import __version__
 from rallypoint.health import rules as health
-from rallypoint.health.metric_values import MOST_CHARACTERS, PrometheusMetricHandler
+from rallypoint.health.server import MOST_CHARACTERS, PrometheusMetricHandler
 from rallypoint.health.status import AgentStatus, StatusBoard
 from rallypoint.story.phases import DONE, LOST, PHASES, totals
 

@@ -1,9 +1,4 @@
-"""Where connections come in: listeners in a poll, a bounded number of newcomers at a time, and a pause when there is no room.
-
-Lines about peers that were turned away: the first at once, then at most one a second, with a count.
-
-Whoever can connect can cause them, so they must neither fill a log nor slow the store down.
-"""
+"""Where connections come in: listeners in a poll, a bounded number of newcomers at a time, and a pause when there is no room."""
 
 from __future__ import annotations
 
@@ -17,15 +12,17 @@ from rallypoint.base.limits import set_aside
 
 __all__ = ["Doorway", "Refusals"]
 
-
-# --- refusals --------------------------------------------------------------------------------------------------------------
-
-
 QUIET_S = 1.0
+ACCEPTS_PER_TURN = 256
+PAUSE_S = 0.2  # before accepting again, when there are no file descriptors left
+OUT_OF_RESOURCES = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 
 
 class Refusals:
-    """What is still to be said, and from when on it may be."""
+    """Lines about peers that were turned away: the first at once, then at most one a second, with a count.
+
+    Whoever can connect can cause them, so they must neither fill a log nor slow the store down.
+    """
 
     def __init__(self) -> None:
         self._untold = 0
@@ -48,14 +45,6 @@ class Refusals:
         report.warn(self._last + more)
         self._untold = 0
         self._quiet_until = now + QUIET_S
-
-
-# --- doorway ---------------------------------------------------------------------------------------------------------------
-
-
-ACCEPTS_PER_TURN = 256
-PAUSE_S = 0.2  # before accepting again, when there are no file descriptors left
-OUT_OF_RESOURCES = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 
 
 class Doorway:

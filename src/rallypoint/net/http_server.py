@@ -1,9 +1,7 @@
-"""A small HTTP/1.1 server: one thread, and a limit on everything.
+"""A small HTTP/1.1 server: one thread, sockets that do not block, and a limit on everything.
 
 It is for short answers that are made at once, such as how the agent is: `answer` is called on the server's thread, and whoever
 else asks waits meanwhile. Listeners may be of TCP or Unix sockets. ``Request`` and ``Response`` are in ``net.http``.
-
-The loop of the HTTP server: everybody who has something to say is heard in turn, and sockets do not block.
 
 Whoever is slow harms only itself: a request has to arrive within a few seconds, an answer that nobody takes is given up, and when
 there is no room for a newcomer, the one that has been silent for the longest gives way.
@@ -24,11 +22,7 @@ from rallypoint.net.http import METHODS, Refusal, Request, RequestReader, Respon
 from rallypoint.net.service_thread import ServiceThread
 from rallypoint.net.wake_fd import WakeFd
 
-__all__ = ["Admits", "Answer", "HttpLimits", "HttpLoop", "HttpServer"]
-
-
-# --- http loop -------------------------------------------------------------------------------------------------------------
-
+__all__ = ["Admits", "Answer", "HttpLimits", "HttpServer"]
 
 EVENTS_PER_TURN = 64
 REQUESTS_PER_TURN = 16  # of one connection, before the others have their turn
@@ -40,6 +34,7 @@ MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", 
 
 Answer = Callable[[Request], Response]
 Admits = Callable[[socket.socket], bool]
+STOPPING_S = 5.0  # an answer is a matter of milliseconds
 
 
 class HttpLimits(Value):
@@ -88,25 +83,50 @@ class Connection:
             return None
 
 
-class HttpLoop:
-    """Everything that the server's thread does."""
+class HttpServer:
+    """Serves on sockets that listen already, which it owns from now on, until it is stopped.
+
+    `answer` makes the answers, and `admits` says who is heard at all, by the accepted socket. Its thread is named after `name`.
+    """
 
     def __init__(
-        self, listeners: Sequence[socket.socket], wake_fd: WakeFd, answer: Answer, admits: Admits, limits: HttpLimits
+        self,
+        listeners: Sequence[socket.socket],
+        answer: Answer,
+        name: str,
+        *,
+        admits: Admits = lambda _: True,
+        limits: HttpLimits = HttpLimits(),  # noqa: B008  # a value
     ) -> None:
         self._answer = answer
         self._admits = admits
         self._limits = limits
         self._connections: dict[int, Connection] = {}
         self._quiet_until = 0.0
-        self._wake_fd = wake_fd
+        wake_fd = WakeFd()
         self._poll = select.epoll()
         self._poll.register(wake_fd.fileno(), IN)
         for listener in listeners:
             listener.setblocking(False)
         self._doorway = Doorway(listeners, self._poll)
+        self._thread = ServiceThread(name, wake_fd, self._run, self._close)
 
-    def turn(self) -> None:
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self, timeout_s: float = STOPPING_S) -> None:
+        """End all connections, and listen no more. An answer that is being made is waited for so long; after that the thread,
+        which keeps nobody from ending, does all this when the answer is made. Twice is once.
+        """
+        self._thread.stop(timeout_s)
+
+    # --- the thread --------------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while not self._thread.is_ending:
+            self._turn()
+
+    def _turn(self) -> None:
         """Wait until there is something to do, and do it."""
         ready = self._poll.poll(self._patience_s(), EVENTS_PER_TURN)
         now = time.monotonic()
@@ -120,7 +140,7 @@ class HttpLoop:
             self._give_up(one, now)
         self._doorway.open_if_due(now)
 
-    def close(self) -> None:
+    def _close(self) -> None:
         for one in self._connections.values():
             one.sock.close()
         self._connections.clear()
@@ -284,42 +304,3 @@ def _date() -> str:
     at = time.gmtime()
     day = f"{DAYS[at.tm_wday]}, {at.tm_mday:02} {MONTHS[at.tm_mon - 1]} {at.tm_year}"
     return f"{day} {at.tm_hour:02}:{at.tm_min:02}:{at.tm_sec:02} GMT"
-
-
-# --- http serving ----------------------------------------------------------------------------------------------------------
-
-
-STOPPING_S = 5.0  # an answer is a matter of milliseconds
-
-
-class HttpServer:
-    """Serves on sockets that listen already, which it owns from now on, until it is stopped.
-
-    `answer` makes the answers, and `admits` says who is heard at all, by the accepted socket. Its thread is named after `name`.
-    """
-
-    def __init__(
-        self,
-        listeners: Sequence[socket.socket],
-        answer: Answer,
-        name: str,
-        *,
-        admits: Admits = lambda _: True,
-        limits: HttpLimits = HttpLimits(),  # noqa: B008  # a value
-    ) -> None:
-        wake_fd = WakeFd()
-        self._loop = HttpLoop(listeners, wake_fd, answer, admits, limits)
-        self._thread = ServiceThread(name, wake_fd, self._serve, self._loop.close)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def stop(self, timeout_s: float = STOPPING_S) -> None:
-        """End all connections, and listen no more. An answer that is being made is waited for so long; after that the thread,
-        which keeps nobody from ending, does all this when the answer is made. Twice is once.
-        """
-        self._thread.stop(timeout_s)
-
-    def _serve(self) -> None:
-        while not self._thread.is_ending:
-            self._loop.turn()

@@ -21,7 +21,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from rallypoint.coordination.cell.cell import Backend
+    from rallypoint.coordination.cell.engine import Backend
 
 __all__ = ["CellPlace"]
 

@@ -16,13 +16,17 @@ from rallypoint.base.limits import make_room
 from rallypoint.base.records import Value
 from rallypoint.base.text import host_port
 from rallypoint.coordination.embedded.client import EmbeddedCoordination
-from rallypoint.coordination.embedded.dialling import Lookup
-from rallypoint.coordination.embedded.dialling_rules import advice
+from rallypoint.coordination.embedded.dialling import Lookup, advice
 from rallypoint.coordination.embedded.server import CoordinationServer
 from rallypoint.coordination.engine import Coordination, UnreachableError
 from rallypoint.errors import UsageError
-from rallypoint.net.endpoint import LOOPBACK, address_of_default_route, parse_rendezvous_endpoint
-from rallypoint.net.listening import is_loopback_here_only, open_listeners
+from rallypoint.net.endpoint import (
+    LOOPBACK,
+    address_of_default_route,
+    is_loopback_here_only,
+    open_listeners,
+    parse_rendezvous_endpoint,
+)
 from rallypoint.processes.context import wait_readable
 from rallypoint.rendezvous.dynamic import DynamicRendezvous
 from rallypoint.rendezvous.handler import RendezvousHandler, RendezvousParameters
@@ -36,7 +40,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import socket
 
-    from rallypoint.net.listening import Address
+    from rallypoint.net.endpoint import Address
 
 __all__ = ["Endpoint", "MeetingPlace", "create_handler"]
 

@@ -11,8 +11,8 @@ from math import inf
 
 from rallypoint.base import defaults, environment, report
 from rallypoint.coordination.engine import Coordination, CoordinationError, UnreachableError
-from rallypoint.coordination.etcd.access import EtcdAccess
 from rallypoint.coordination.etcd.engine import EtcdCoordination
+from rallypoint.coordination.etcd.gateway import EtcdAccess
 from rallypoint.coordination.model import Event, Item, Transaction
 from rallypoint.errors import UsageError
 from rallypoint.protocol.stale_job import MayReturn, clearing

@@ -14,10 +14,10 @@ import time
 
 from rallypoint.base import report
 from rallypoint.coordination.engine import CoordinationError, RefusedError, UnreachableError
-from rallypoint.coordination.etcd.access import EtcdAccess
+from rallypoint.coordination.etcd.gateway import EtcdAccess
 from rallypoint.coordination.etcd.http import Interrupted, is_set
 from rallypoint.coordination.etcd.member import Claim, Member, Membership, Plan, PortTaken, UnreachableName, claim_endpoint
-from rallypoint.coordination.etcd.process import EtcdServerError, etcd_version, find_etcd
+from rallypoint.coordination.etcd.server import EtcdServerError, etcd_version, find_etcd
 from rallypoint.net.wake_fd import WakeFd
 from rallypoint.protocol import job_records as job
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from rallypoint.base import defaults
 from rallypoint.base.records import Value
-from rallypoint.coordination.etcd.access import EtcdAccess
+from rallypoint.coordination.etcd.gateway import EtcdAccess
 from rallypoint.errors import UsageError
 from rallypoint.net.endpoint import parse_rendezvous_endpoint
 from rallypoint.rendezvous.settings import converted, shown

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from rallypoint.base import defaults
 from rallypoint.base.records import Value
 from rallypoint.errors import RendezvousError
-from rallypoint.net.listening import address_of, hold_port
+from rallypoint.net.endpoint import address_of, hold_port
 from rallypoint.store.tcp_server import TcpStoreServer
 
 TYPE_CHECKING = False

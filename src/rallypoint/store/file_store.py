@@ -1,10 +1,5 @@
 """A store in a file that processes share, on one machine or on a shared file system: torch's FileStore, on torch's files.
 
-A file tells nobody that it has grown: whoever waits for a
-key looks again, soon at first, and then a hundred times a second.
-
-A file of keys and values that processes write together: torch's FileStore format, read and written as safely as it allows.
-
 The file is a journal: records of a key and a value, each behind its length in 32 bits, of which the last counts. Keys of users
 have ``/`` in front, and one more ``-`` before it deletes. Two keys without it tell when the file can go: ``refcount/`` counts
 who has the store, ``cleanup/`` who had it; the last one to leave deletes the file, if as many have had it as were announced.
@@ -12,6 +7,8 @@ who has the store, ``cleanup/`` who had it; the last one to leave deletes the fi
 Whoever writes holds the lock of the file (flock), and reads only what is new to it, as everybody does. A record that is cut
 off at the end was left by a writer that died: readers pass it over, and the next writer cuts it away, where torch's store waits
 for the rest of it forever. A file that is deleted, replaced or cut under its users is an error, and never a guess.
+
+A file tells nobody that it has grown: whoever waits for a key looks again, soon at first, and then a hundred times a second.
 """
 
 from __future__ import annotations
@@ -27,23 +24,17 @@ from contextlib import contextmanager, suppress
 from struct import Struct
 
 from rallypoint.store.hash_store import count_on
-from rallypoint.store.interface import Store, StoreError, StoreTimeoutError, as_bytes, as_keys, as_seconds
+from rallypoint.store.interface import Store, StoreError, StoreTimeoutError, as_bytes, as_keys, as_pairs, as_seconds
 from rallypoint.store.values import Values
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import TypeVar
-
-    T = TypeVar("T")
     from datetime import timedelta
     from typing import TypeVar
 
+    T = TypeVar("T")
 
 __all__ = ["MAX_KEY_BYTES", "MAX_VALUE_BYTES", "USERS", "FileStore", "Journal"]
-
-
-# --- journal ---------------------------------------------------------------------------------------------------------------
-
 
 MAX_KEY_BYTES = 64 * 1024
 MAX_VALUE_BYTES = 256 * 1024 * 1024
@@ -54,6 +45,7 @@ TAIL_BYTES = 64  # of what was read last, to tell that it still stands there
 FIRST_LOCK_PAUSE_S, LAST_LOCK_PAUSE_S = 0.0001, 0.002  # while somebody else has the lock
 LOCK_TIMEOUT_S = 60.0  # it is held for a moment only, unless its holder was stopped
 LEAVE_TIMEOUT_S = 5.0  # at the end of a process, which is not to be kept
+FIRST_PAUSE_S, LAST_PAUSE_S = 0.001, 0.01  # between two looks at the file
 
 
 class Journal:
@@ -280,12 +272,6 @@ def _string_at(data: bytes, start: int, limit: int) -> bytes | None:
     return data[begin : begin + length] if begin + length <= len(data) else None
 
 
-# --- file store ------------------------------------------------------------------------------------------------------------
-
-
-FIRST_PAUSE_S, LAST_PAUSE_S = 0.001, 0.01  # between two looks at the file
-
-
 class FileStore(Store):
     """Keys and values in the file `file_name`; whoever is the last of `world_size` users deletes it, and nobody if that is -1.
 
@@ -339,9 +325,7 @@ class FileStore(Store):
         return self._wait_for(as_keys(keys), self.timeout_s)
 
     def multi_set(self, keys: Sequence[str], values: Sequence[bytes | str]) -> None:
-        if len(keys) != len(values):
-            raise ValueError(f"multi_set got {len(keys)} keys and {len(values)} values")
-        new = {_name(key): as_bytes(value) for key, value in zip(keys, values, strict=True)}
+        new = {_name(key): as_bytes(value) for key, value in as_pairs(keys, values)}
 
         def write(values: Values) -> None:
             for name, value in new.items():

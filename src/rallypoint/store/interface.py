@@ -25,19 +25,9 @@ else:
     Protocol = object
 
 __all__ = [
-    "QueueEmptyError",
-    "Store",
-    "StoreError",
-    "StoreLike",
-    "StoreNetworkError",
-    "StoreTimeoutError",
-    "as_bytes",
-    "as_keys",
-    "as_seconds",
-    "check_in",
-    "get_timeout_s",
-    "set_timeout_s",
-]
+    "QueueEmptyError", "Store", "StoreError", "StoreLike", "StoreNetworkError", "StoreTimeoutError", "as_bytes", "as_keys",
+    "as_pairs", "as_seconds", "check_in", "get_timeout_s", "set_timeout_s",
+]  # fmt: skip
 
 MAX_KEYS_NAMED = 16
 
@@ -153,9 +143,7 @@ class Store(ABC):
 
     def multi_set(self, keys: Sequence[str], values: Sequence[bytes | str]) -> None:
         """Write each of `values` under its key."""
-        if len(keys) != len(values):
-            raise ValueError(f"multi_set got {len(keys)} keys and {len(values)} values")
-        for key, value in zip(keys, values, strict=True):
+        for key, value in as_pairs(keys, values):
             self.set(key, value)
 
     def barrier(self, key: str, world_size: int, timeout: timedelta | float | None = None) -> None:
@@ -227,3 +215,10 @@ def as_keys(keys: Iterable[str]) -> list[str]:
     if isinstance(keys, str):
         raise TypeError(f"expected a list of keys, not the str {keys!r}; write [{keys!r}]")
     return list(keys)
+
+
+def as_pairs(keys: Sequence[str], values: Sequence[bytes | str]) -> list[tuple[str, bytes | str]]:
+    """Each key with its value."""
+    if len(keys) != len(values):
+        raise ValueError(f"multi_set got {len(keys)} keys and {len(values)} values")
+    return list(zip(keys, values, strict=True))

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from rallypoint.base import defaults
-from rallypoint.net.listening import address_of
+from rallypoint.net.endpoint import address_of
 from rallypoint.net.service_thread import ServiceThread, importing
 from rallypoint.net.wake_fd import WakeFd
 

@@ -1,13 +1,8 @@
-"""What the operations of a store mean: the rules of torch's stores, as a plain object.
+"""What the operations of a store mean: the rules of torch's stores, as plain objects.
 
-The store inside one process, the one in a file and the one that workers reach over the network keep their keys in it, so that an
-operation means the same in all of them. A queue stands beside the values: it is there while it holds something, but is
+The store inside one process, the one in a file and the one that workers reach over the network keep their keys in `Values`, so
+that an operation means the same in all of them. A queue stands beside the values: it is there while it holds something, but is
 neither counted, nor listed, nor deleted.
-
-And who waits for which keys, and whom a change lets go.
-
-A waiter is let go when each of its keys has been changed once, in whatever order. It need not look again, so a thousand that
-wait for one key cost the one who sets it a thousand answers, and nothing more.
 """
 
 from __future__ import annotations
@@ -18,12 +13,18 @@ from math import inf
 
 __all__ = ["ITEM_OVERHEAD_BYTES", "NotANumber", "StoreFull", "Values", "Waiters", "number_in"]
 
-
-# --- waiters ---------------------------------------------------------------------------------------------------------------
+ITEM_OVERHEAD_BYTES = 200  # what an item takes beside its key and value, roughly
+INT64 = 1 << 64
+MAX_DIGITS = len(str(INT64 // 2))
+BLANKS = b" \t\n\v\f\r"
 
 
 class Waiters:
-    """Waiters by number, in the order in which they came; each waits once."""
+    """Who waits for which keys, by number, in the order in which they came; each waits once.
+
+    A waiter is let go when each of its keys has been changed once, in whatever order. It need not look again, so a thousand that
+    wait for one key cost the one who sets it a thousand answers, and nothing more.
+    """
 
     __slots__ = ("_left", "by_key", "pairs")
 
@@ -76,15 +77,6 @@ class Waiters:
             return False
         del self._left[who]
         return True
-
-
-# --- values ----------------------------------------------------------------------------------------------------------------
-
-
-ITEM_OVERHEAD_BYTES = 200  # what an item takes beside its key and value, roughly
-INT64 = 1 << 64
-MAX_DIGITS = len(str(INT64 // 2))
-BLANKS = b" \t\n\v\f\r"
 
 
 class NotANumber(ValueError):

@@ -19,17 +19,15 @@ import threading
 import time
 from contextlib import contextmanager
 
-from rallypoint.coordination.engine import CompactedError, Coordination, LeaseLostError, UnreachableError
+from rallypoint.coordination.engine import CompactedError, Coordination, LeaseLostError, UnreachableError, uses_foreign_lease
 from rallypoint.coordination.fence import Connection
 from rallypoint.coordination.keyspace import Compacted, Keyspace, UnknownLease
-from rallypoint.coordination.model import Event, Outcome, Put, Snapshot, Transaction
+from rallypoint.coordination.model import Event, Outcome, Snapshot, Transaction
 from rallypoint.net.wake_fd import WakeFd
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from rallypoint.coordination.model import Operation
 
 __all__ = ["MemoryCoordination", "MemoryEngine"]
 
@@ -100,7 +98,7 @@ class MemoryCoordination(Coordination):
 
     def transact(self, transaction: Transaction, deadline: float) -> Outcome:
         with self._served():
-            if any(map(self._is_foreign, (*transaction.then, *transaction.otherwise))):
+            if uses_foreign_lease(transaction, self._lease):
                 raise LeaseLostError("a put names a lease that is not this node's")
             try:
                 return self._keyspace.transact(transaction)
@@ -116,7 +114,7 @@ class MemoryCoordination(Coordination):
     def watch(self, prefix: str, from_revision: int, deadline: float) -> None:
         with self._served():
             if self._changes(prefix, from_revision):
-                self._ring()
+                self._wake_fd.set()
             self._next_revisions[prefix] = from_revision
 
     def unwatch(self, prefix: str) -> None:
@@ -136,7 +134,7 @@ class MemoryCoordination(Coordination):
         """The store has changed."""
         prefixes = tuple(self._next_revisions)
         if self._unreachable_since is None and any(event.key.startswith(prefixes) for event in events):
-            self._ring()
+            self._wake_fd.set()
 
     # --- the lease ---------------------------------------------------------------------------------------------------------
 
@@ -199,7 +197,7 @@ class MemoryCoordination(Coordination):
         with self._engine.at_work() as now:
             self._unreachable_since = None
             self._renew(now)
-            self._ring()
+            self._wake_fd.set()
 
     # --- one call ----------------------------------------------------------------------------------------------------------
 
@@ -217,14 +215,8 @@ class MemoryCoordination(Coordination):
             self._is_lost = not self._keyspace.keep_alive(self._lease, now)
             self._renewed_at = self._renewed_at if self._is_lost else now
 
-    def _is_foreign(self, operation: Operation) -> bool:
-        return isinstance(operation, Put) and operation.lease not in (0, self._lease)
-
     def _changes(self, prefix: str, from_revision: int) -> list[Event]:
         try:
             return self._keyspace.changes(prefix, from_revision)
         except Compacted as error:
             raise CompactedError(str(error)) from error
-
-    def _ring(self) -> None:
-        self._wake_fd.set()

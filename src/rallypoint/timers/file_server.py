@@ -3,8 +3,6 @@
 One thread sleeps until something is written, until the next timer expires, or until the longest interval is over, when it looks
 which workers have ended. The agent itself is never signalled, nor anybody whom `may_reap` does not know.
 
-The server's end of the named pipe that workers write their timer requests to.
-
 Whoever may open the pipe may write anything to it. Only whole lines of a limited length are looked at, only requests
 that could come from a worker are made of them, and the rest is passed over.
 """
@@ -25,19 +23,20 @@ from rallypoint.base import outbox, report
 from rallypoint.errors import UsageError
 from rallypoint.net.wake_fd import WakeFd
 from rallypoint.timers.file_timer import LINE_MAX, FileTimerRequest, describe_expiry
-from rallypoint.timers.timer_book import TimerBook
+from rallypoint.timers.interface import TimerBook
 from rallypoint.timers.timer_table import first_of
 
 __all__ = ["FileTimerServer", "RequestLines", "TimerPipe", "check_timer_file", "parse_request"]
-
-
-# --- timer pipe ------------------------------------------------------------------------------------------------------------
-
 
 CHUNK_BYTES = 65536
 CHUNKS_MAX = 16  # at one go, so that a flood of requests does not keep timers from expiring
 PID_MAX = 2**22  # no Linux has more
 TIME_MAX = 1e12
+INTERVAL_MIN_S, INTERVAL_MAX_S = 0.01, 86400.0
+JOIN_S = 5.0
+RETRY_S = 1.0
+
+LogEvent = Callable[[str, FileTimerRequest | None], None]
 
 
 def check_timer_file(path: str) -> None:
@@ -141,16 +140,6 @@ def _is_possible(request: FileTimerRequest) -> bool:
     """Process 1 is no worker, and 0 and what is below it would be groups of processes."""
     time = request.expiration_time
     return 1 < request.worker_id <= PID_MAX and (abs(time) <= TIME_MAX or time == math.inf) and 0 <= request.signal < signal.NSIG
-
-
-# --- file server -----------------------------------------------------------------------------------------------------------
-
-
-INTERVAL_MIN_S, INTERVAL_MAX_S = 0.01, 86400.0
-JOIN_S = 5.0
-RETRY_S = 1.0
-
-LogEvent = Callable[[str, FileTimerRequest | None], None]
 
 
 class FileTimerServer:

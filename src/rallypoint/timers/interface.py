@@ -1,9 +1,7 @@
-"""What all timers have in common: what is asked for, who asks, and who watches.
+"""What all timers have in common: what is asked for, who asks, who watches, and what those who watch know.
 
 A worker *acquires* a timer for a scope when it enters it and *releases* it when it leaves. A server that has not heard of the
 release when the time is over reaps the worker.
-
-A line in the log about timers that have expired, for those who keep timers themselves.
 """
 
 from __future__ import annotations
@@ -12,42 +10,32 @@ import sys
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from rallypoint.base import outbox, report
+from rallypoint.timers.timer_table import TimerTable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from contextlib import _GeneratorContextManager
     from typing import Any
 
+    from rallypoint.timers.timer_table import Request
+
 __all__ = [
-    "RELEASED",
-    "RequestQueue",
-    "TimerClient",
-    "TimerRequest",
-    "TimerServer",
-    "configure",
-    "expires",
+    "RELEASED", "RequestQueue", "TimerBook", "TimerClient", "TimerRequest", "TimerServer", "configure", "expires",
     "log_debug_info_for_expired_timers",
-]
+]  # fmt: skip
 
-
-# --- expired timers --------------------------------------------------------------------------------------------------------
+RELEASED = -1  # as an expiration time: the timer is not needed any more
+RETRY_S = 1.0  # after a round that failed
 
 
 def log_debug_info_for_expired_timers(run_id: str, expired_timers: dict[int, list[str]]) -> None:
     """Tell which scopes have expired, by the process that set them; where none has, nothing is told."""
     if expired_timers:
         report.info(f"timers have expired in the run {run_id}: {expired_timers}")
-
-
-# --- interface -------------------------------------------------------------------------------------------------------------
-
-
-RELEASED = -1  # as an expiration time: the timer is not needed any more
-RETRY_S = 1.0  # after a round that failed
 
 
 class TimerRequest:
@@ -96,6 +84,45 @@ class RequestQueue(ABC):
 
     def wake(self) -> None:  # noqa: B027  # most queues cannot
         """Cut short a `get` that waits; a queue that cannot do so lets its server stop when the time of that is over."""
+
+
+class TimerBook:
+    """The table of timers of a server, by the clocks of this host. Each method is one step, whichever threads call it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._table = TimerTable()
+        self._was_full = False
+
+    def register(self, requests: Iterable[Request]) -> None:
+        """Take in requests, in their order; the first of those that there is no room for is reported."""
+        with self._lock:
+            self._table.follow_clocks(time.time(), time.monotonic())  # what comes now is of the clock as it is now
+            refused = sum([not self._table.register(request) for request in requests])
+            if refused and not self._was_full:
+                report.warn(f"there are too many timers ({len(self._table)}); more are not watched until some are released")
+            self._was_full = bool(refused)
+
+    def expired(self, deadline: float) -> dict[Any, list[Any]]:
+        with self._lock:
+            return self._table.expired(deadline)
+
+    def workers(self) -> set[Any]:
+        with self._lock:
+            return self._table.workers()
+
+    def forget(self, workers: Iterable[Any]) -> None:
+        with self._lock:
+            self._table.forget(workers)
+
+    def forget_all(self) -> None:
+        with self._lock:
+            self._table = TimerTable()
+
+    def seconds_to_wait(self, most_s: float) -> float:
+        """How long nothing can expire that has not expired by now."""
+        with self._lock:
+            return self._table.seconds_to_wait(time.time(), most_s)
 
 
 class TimerServer(ABC):

@@ -10,8 +10,7 @@ import queue
 import signal
 import time
 
-from rallypoint.timers.interface import RELEASED, RequestQueue, TimerClient, TimerRequest, TimerServer
-from rallypoint.timers.timer_book import TimerBook
+from rallypoint.timers.interface import RELEASED, RequestQueue, TimerBook, TimerClient, TimerRequest, TimerServer
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

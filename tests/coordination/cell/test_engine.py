@@ -17,7 +17,7 @@ from rallypoint.coordination.cell.engine import CellCoordination
 from rallypoint.coordination.engine import LeaseLostError, RefusedError, StoreGoneError, UnreachableError
 from rallypoint.coordination.model import Compare, Put, Transaction
 from rallypoint.errors import RendezvousConnectionError, RendezvousStateError
-from rallypoint.testing.driving import events_until, get, keys, put, raises, read, soon, wait
+from rallypoint.testing.coordination_contract import events_until, get, keys, put, raises, read, soon, wait
 
 LONG_TTL_S = 30.0
 SHORT_S = 0.1

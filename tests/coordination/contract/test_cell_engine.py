@@ -12,8 +12,7 @@ from tests.cells import MemoryCell
 from rallypoint.coordination.cell.engine import CellCoordination
 from rallypoint.coordination.engine import Coordination
 from rallypoint.coordination.model import Put
-from rallypoint.testing.coordination_contract import CoordinationContract
-from rallypoint.testing.driving import MOST_PUTS, do
+from rallypoint.testing.coordination_contract import MOST_PUTS, CoordinationContract, do
 
 
 @contextlib.contextmanager

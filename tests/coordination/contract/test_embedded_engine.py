@@ -10,7 +10,7 @@ import pytest
 
 from rallypoint.coordination.embedded.client import EmbeddedCoordination
 from rallypoint.coordination.embedded.server import CoordinationServer
-from rallypoint.net.listening import open_listeners
+from rallypoint.net.endpoint import open_listeners
 from rallypoint.testing.coordination_contract import CoordinationContract
 
 

@@ -11,10 +11,9 @@ import pytest
 from tests.etcd_cluster import Cluster, binary_of, start_cluster
 
 from rallypoint.coordination.engine import Coordination
-from rallypoint.coordination.etcd.access import EtcdAccess
 from rallypoint.coordination.etcd.engine import EtcdCoordination
-from rallypoint.testing.coordination_contract import CoordinationContract
-from rallypoint.testing.driving import read
+from rallypoint.coordination.etcd.gateway import EtcdAccess
+from rallypoint.testing.coordination_contract import CoordinationContract, read
 
 VERSIONS_AND_SIZES = [("3.5", 1), ("3.5", 3), ("3.4", 1), pytest.param(("3.4", 3), marks=pytest.mark.soak)]
 

@@ -8,8 +8,7 @@ import pytest
 
 from rallypoint.coordination.engine import Coordination, LeaseLostError, UnreachableError
 from rallypoint.coordination.model import Put, Transaction
-from rallypoint.testing.coordination_contract import CoordinationContract, events_until
-from rallypoint.testing.driving import keys, put, read, soon
+from rallypoint.testing.coordination_contract import CoordinationContract, events_until, keys, put, read, soon
 from rallypoint.testing.memory import MemoryEngine
 
 LONG_TTL_S = 30.0

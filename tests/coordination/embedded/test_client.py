@@ -15,13 +15,11 @@ import pytest
 from tests.ports import free_port
 
 from rallypoint.coordination.embedded import dialling
-from rallypoint.coordination.embedded import dialling as lookup
 from rallypoint.coordination.embedded.client import EmbeddedCoordination
 from rallypoint.coordination.embedded.dialling import dial
 from rallypoint.coordination.embedded.server import CoordinationServer
 from rallypoint.coordination.engine import LeaseLostError, RefusedError, StoreGoneError, UnreachableError
 from rallypoint.coordination.fence import Connection
-from rallypoint.coordination.held_lease import HeldLease
 from rallypoint.coordination.model import Event, Get, Put, Transaction
 
 Start = Callable[..., CoordinationServer]
@@ -56,7 +54,7 @@ def held(server: CoordinationServer) -> Iterator[None]:
         is_over.wait(10)
         return take_changes()
 
-    keyspace = server._loop._service._keyspace
+    keyspace = server._service.keyspace
     take_changes, keyspace.take_changes = keyspace.take_changes, wait  # type: ignore[method-assign]
     server._thread.wake_fd.set()
     assert started.wait(10)
@@ -134,7 +132,7 @@ def test_p06_a_name_that_resolves_only_later(start_server: Start, soon: Soon, mo
             raise socket.gaierror(-2, "Name or service not known")
         return [(socket.AF_INET, ("127.0.0.1", 1)), (socket.AF_INET, server.addresses[0])]
 
-    monkeypatch.setattr(lookup, "look_up", look_up)
+    monkeypatch.setattr(dialling, "look_up", look_up)
     client = EmbeddedCoordination("store.example", 29400, "job", None)
     with contextlib.closing(client):
         client.connect(soon())
@@ -299,7 +297,7 @@ def test_p16_another_store_at_the_same_address_is_the_end(start_server: Start, c
     """P16: what the old store knew is gone, so nobody goes on as if it were not."""
     server = start_server()
     client = connect(server)
-    server._loop.say_farewell = lambda reason: None  # type: ignore[method-assign]  # as when it is killed
+    server._say_farewell = lambda reason: None  # type: ignore[method-assign]  # as when it is killed
     server.stop()
     start_server(port=server.addresses[0][1])
     with pytest.raises(StoreGoneError, match="another answers there: it was restarted"):
@@ -311,7 +309,7 @@ def test_p16_another_store_at_the_same_address_is_the_end(start_server: Start, c
 def test_p04_a_host_that_is_gone_refuses(start_server: Start, connect: Connect, wait_until: Any) -> None:
     server = start_server()
     client = connect(server)
-    server._loop.say_farewell = lambda reason: None  # type: ignore[method-assign]  # as when it is killed
+    server._say_farewell = lambda reason: None  # type: ignore[method-assign]  # as when it is killed
     server.stop()
 
     def is_refused() -> bool:
@@ -379,27 +377,3 @@ def test_it_can_be_closed_twice(start_server: Start, connect: Connect) -> None:
     client = connect(start_server())
     client.close()
     client.close()
-
-
-# --- the lease by itself ---------------------------------------------------------------------------------------------------
-
-
-def test_a_lease_counts_from_when_the_answered_keepalive_was_sent() -> None:
-    lease = HeldLease(7, 3.0, asked_at=100.0)
-    assert (lease.valid_until(), lease.keep_at, lease.silent_since()) == (103.0, 101.0, math.inf)
-    lease.note_sent(101.0)
-    lease.note_sent(102.0)
-    assert (lease.valid_until(), lease.keep_at, lease.silent_since()) == (103.0, 103.0, 101.0)
-    lease.note_answer(101.0, is_kept=True)
-    assert lease.valid_until() == 104.0
-    lease.note_sent(102.4)
-    lease.note_break()
-    assert (lease.valid_until(), lease.silent_since()) == (104.0, math.inf), "a reset may be seen by this side only"
-    lease.note_answer(102.6, is_kept=True)
-    assert lease.valid_until() == 105.6
-    lease.note_answer(103.0, is_kept=False)
-    assert lease.is_lost
-    assert lease.valid_until() == -math.inf
-    assert lease.renewed_until() == 105.6, "who is told that its lease is over was not renewed by that"
-    lease.give_back()
-    assert lease.renewed_until() == -math.inf

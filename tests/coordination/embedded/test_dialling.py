@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import socket
 import threading
 import time
@@ -10,11 +11,13 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.relay import black_hole, relay
 
 from rallypoint.coordination.embedded import dialling
-from rallypoint.coordination.embedded import dialling as lookup
 from rallypoint.coordination.embedded.client import EmbeddedCoordination
+from rallypoint.coordination.embedded.dialling import MOST_UNDER_WAY, REPEAT_S, STAGGER_S, advice, interleave, next_dial_at
 from rallypoint.coordination.embedded.server import CoordinationServer
 from rallypoint.coordination.engine import RefusedError, UnreachableError
 
@@ -31,7 +34,7 @@ def client() -> Iterator[EmbeddedCoordination]:
 def named(monkeypatch: pytest.MonkeyPatch, *places: tuple[str, int]) -> None:
     """The name of the store stands for these; a host may stand in several families."""
     found = [(int(socket.AF_INET6), (*one, 0, 0)) if ":" in one[0] else (int(socket.AF_INET), one) for one in places]
-    monkeypatch.setattr(lookup, "look_up", lambda host, port: found)
+    monkeypatch.setattr(dialling, "look_up", lambda host, port: found)
 
 
 def test_m7_an_address_that_is_a_black_hole_holds_nobody_up(
@@ -67,7 +70,7 @@ def test_m7_the_first_to_welcome_us_wins(
     with relay(port, delay_s=3.0) as slow:
         named(monkeypatch, ("127.0.0.1", slow), ("127.0.0.1", port))
         client.connect(soon())
-        assert client._line.dialler._home == (socket.AF_INET, ("127.0.0.1", port))
+        assert client._line.dialler.home == (socket.AF_INET, ("127.0.0.1", port))
 
 
 def test_m7_a_stranger_at_one_address_does_not_speak_for_the_others(
@@ -100,7 +103,7 @@ def test_m7_a_network_that_mends_is_noticed_soon(
         lost = [(int(socket.AF_INET), ("127.0.0.2", nowhere))]
         answers = iter([lost, lost])
         found = [(int(socket.AF_INET), server.addresses[0])]
-        monkeypatch.setattr(lookup, "look_up", lambda host, port: next(answers, found))
+        monkeypatch.setattr(dialling, "look_up", lambda host, port: next(answers, found))
         client.connect(soon())
     assert client.identity() == server.incarnation
 
@@ -135,7 +138,7 @@ def silent_name_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[li
         given.extend(addresses or [])
         answered.set()
 
-    monkeypatch.setattr(lookup, "look_up", look_up)
+    monkeypatch.setattr(dialling, "look_up", look_up)
     yield answer
     answered.set()
 
@@ -170,7 +173,7 @@ def test_m7_a_silent_name_server_does_not_matter_once_it_has_answered(
             released.wait(30)
         return [(int(socket.AF_INET), where)]
 
-    monkeypatch.setattr(lookup, "look_up", look_up)
+    monkeypatch.setattr(dialling, "look_up", look_up)
     monkeypatch.setattr(dialling, "STALE_NAME_S", 0.1)
     try:
         with pytest.raises(UnreachableError, match="connection refused"):
@@ -180,3 +183,61 @@ def test_m7_a_silent_name_server_does_not_matter_once_it_has_answered(
         assert client.identity() == server.incarnation
     finally:
         released.set()
+
+
+V4, V6 = 2, 10
+
+
+@pytest.mark.parametrize(
+    ("given_order", "expected"),
+    [
+        ([], []),
+        ([(V4, "a")], [(V4, "a")]),
+        ([(V6, "a"), (V6, "b"), (V4, "c")], [(V6, "a"), (V4, "c"), (V6, "b")]),
+        ([(V4, "a"), (V4, "b"), (V4, "c"), (V6, "d")], [(V4, "a"), (V6, "d"), (V4, "b"), (V4, "c")]),
+    ],
+)
+def test_m7_families_take_turns(given_order: list[Any], expected: list[Any]) -> None:
+    """M7: where one family leads nowhere, the second call is of the other."""
+    assert interleave(given_order) == expected
+
+
+@given(st.lists(st.tuples(st.sampled_from([V4, V6]), st.integers()), unique=True))
+def test_m7_nobody_is_forgotten_or_called_twice(addresses: list[tuple[int, int]]) -> None:
+    assert sorted(interleave(addresses)) == sorted(addresses)
+
+
+@pytest.mark.parametrize(
+    ("state", "at"),
+    [
+        ({"untried": 0, "under_way": 0}, -math.inf),  # nothing has been done yet
+        ({"untried": 1, "under_way": 1, "last_began_at": 5.0}, 5.0 + STAGGER_S),
+        ({"untried": 1, "under_way": 1, "last_began_at": 5.0, "last_failed_at": 4.0}, 5.0 + STAGGER_S),
+        ({"untried": 1, "under_way": 1, "last_began_at": 5.0, "last_failed_at": 5.1}, -math.inf),
+        ({"untried": 1, "under_way": 0, "last_began_at": 5.0}, -math.inf),
+        ({"untried": 1, "under_way": 1, "last_began_at": 5.0, "is_connected": True}, 5.0 + STAGGER_S),
+        ({"untried": 0, "under_way": 2, "last_began_at": 5.0}, 5.0 + REPEAT_S),
+        ({"untried": 0, "under_way": 2, "last_began_at": 5.0, "is_connected": True}, math.inf),
+        ({"untried": 0, "under_way": 0, "last_began_at": 5.0, "last_failed_at": 7.0, "pause_s": 0.5}, 7.5),
+        ({"untried": 3, "under_way": MOST_UNDER_WAY, "last_began_at": 5.0}, math.inf),
+    ],
+)
+def test_m7_when_the_next_one_is_dialled(state: dict[str, Any], at: float) -> None:
+    """M7: a moment after the last, at once when one fails; none is waited for."""
+    nothing = {"is_connected": False, "last_began_at": -math.inf, "last_failed_at": -math.inf, "pause_s": 0.0}
+    assert next_dial_at(**{**nothing, **state}) == at
+
+
+@pytest.mark.parametrize(
+    ("seen", "told"),
+    [
+        ({"is_known": False}, "check the spelling of store"),
+        ({"is_connected": True}, "another program may have port 29400"),
+        ({}, "a firewall may drop what is sent to port 29400"),
+        ({"is_refused": True}, "its own /etc/hosts may say that store is 127.0.1.1; then use its address as the endpoint"),
+        ({"is_refused": True, "is_name": False}, "is the agent on store started?"),
+    ],
+)
+def test_m9_f20_what_is_advised(seen: dict[str, bool], told: str) -> None:
+    everything_else = {"is_name": True, "is_known": True, "is_refused": False, "is_connected": False}
+    assert told in advice("store", 29400, **{**everything_else, **seen})

@@ -17,13 +17,12 @@ from typing import Any
 
 import pytest
 
-from rallypoint.coordination.embedded import frames
+from rallypoint.coordination.embedded import wire
 from rallypoint.coordination.embedded.client import EmbeddedCoordination
-from rallypoint.coordination.embedded.frames import make_frame
 from rallypoint.coordination.embedded.handshake import ClientHandshake
-from rallypoint.coordination.embedded.server import CoordinationServer, ServingLoop
+from rallypoint.coordination.embedded.server import CoordinationServer
 from rallypoint.coordination.embedded.service import StoreService
-from rallypoint.coordination.embedded.wire import encode
+from rallypoint.coordination.embedded.wire import encode, make_frame
 from rallypoint.coordination.model import Get, Put, Transaction
 
 Start = Callable[..., CoordinationServer]
@@ -60,7 +59,7 @@ class Fuzzer:
         with contextlib.suppress(BlockingIOError):
             peer.recv(1 << 20)
 
-    def _greet(self, peer: socket.socket) -> frames.Seal | None:
+    def _greet(self, peer: socket.socket) -> wire.Seal | None:
         handshake = ClientHandshake("job", self._secret)
         peer.sendall(make_frame(handshake.hello(), None))
         while handshake.welcome is None:
@@ -70,7 +69,7 @@ class Fuzzer:
                 peer.sendall(make_frame(answer, None))
         return handshake.outgoing
 
-    def _hostile_frame(self, seal: frames.Seal | None, is_welcome: bool) -> bytes:
+    def _hostile_frame(self, seal: wire.Seal | None, is_welcome: bool) -> bytes:
         """Mostly inside a true frame, so that it is looked at; sometimes the frame itself is not true."""
         body = self._hostile_body() if is_welcome else self._hostile_greeting()
         kind = self._random.random()
@@ -138,7 +137,7 @@ def judged(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         return call
 
     monkeypatch.setattr(StoreService, "serve", counting(StoreService.serve))
-    monkeypatch.setattr(ServingLoop, "_greet", counting(ServingLoop._greet))
+    monkeypatch.setattr(CoordinationServer, "_greet", counting(CoordinationServer._greet))
     return count
 
 

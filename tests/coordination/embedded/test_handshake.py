@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rallypoint.coordination.embedded import handshake
-from rallypoint.coordination.embedded.frames import SMALL_FRAME_BYTES, FrameError, make_frame
 from rallypoint.coordination.embedded.handshake import ClientHandshake, HandshakeRefused, ServerHandshake, Welcome
+from rallypoint.coordination.embedded.wire import SMALL_FRAME_BYTES, FrameError, make_frame
 
 WELCOME = Welcome("the incarnation", "the session")
 

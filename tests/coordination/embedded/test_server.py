@@ -15,20 +15,18 @@ from typing import Any
 
 import pytest
 
-from rallypoint.coordination.embedded import connection as connection_module
 from rallypoint.coordination.embedded import server as serving
 from rallypoint.coordination.embedded import service
 from rallypoint.coordination.embedded.client import EmbeddedCoordination
-from rallypoint.coordination.embedded.frames import make_frame
 from rallypoint.coordination.embedded.handshake import ClientHandshake
 from rallypoint.coordination.embedded.server import CoordinationServer
-from rallypoint.coordination.embedded.wire import VALUE_BYTES, decode, encode
+from rallypoint.coordination.embedded.wire import VALUE_BYTES, decode, encode, make_frame
 from rallypoint.coordination.engine import CoordinationError, StoreGoneError
 from rallypoint.coordination.keyspace import Keyspace
 from rallypoint.coordination.model import Get, Put, Transaction
 from rallypoint.net import acceptor as doorway
 from rallypoint.net import acceptor as refusals
-from rallypoint.net.listening import open_listeners
+from rallypoint.net.endpoint import open_listeners
 
 SECRET = b"a secret that nobody guesses"
 Start = Callable[..., CoordinationServer]
@@ -214,7 +212,7 @@ def test_who_does_not_read_is_cut_off(
     wait_until: Any,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(connection_module, "OUTPUT_BYTES", 256 * 1024)
+    monkeypatch.setattr(serving, "OUTPUT_BYTES", 256 * 1024)
     server = start_server()
     client = connect(server)
     slow = peer(server).greet()
@@ -349,7 +347,7 @@ class SlowLoop:
         assert sockets is not None
         self.server = CoordinationServer(sockets, "job", None, clock=lambda: self.now)
         self.addresses = self.server.addresses
-        self.turn = self.server._loop.turn
+        self.turn = self.server._turn
 
     def ask(self, one: Any, *request: object) -> list[Any]:
         """Ask, and let the server answer in its next turns."""

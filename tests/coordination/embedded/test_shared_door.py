@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from rallypoint.coordination.embedded import server as serving
-from rallypoint.coordination.embedded.frames import make_frame
 from rallypoint.coordination.embedded.handshake import ClientHandshake
 from rallypoint.coordination.embedded.server import CoordinationServer
-from rallypoint.net.listening import open_listeners
+from rallypoint.coordination.embedded.wire import make_frame
+from rallypoint.net.endpoint import open_listeners
 from rallypoint.store import tcp_protocol as wire
 from rallypoint.store.tcp_server import TcpStoreServer
 from rallypoint.store.tcp_store import TCPStore
@@ -86,7 +86,7 @@ def test_a_worker_is_handed_over_with_all_that_it_has_said(make_door: Any, peer:
     assert name == f"127.0.0.1 port {one.socket.getsockname()[1]}"
     assert not sock.getblocking()
     assert flow(sock, 10) == wire.GREETING + PING
-    assert door.server._loop.living_count() == 0
+    assert door.server._living_count() == 0
 
 
 def test_a_greeting_may_come_byte_by_byte(make_door: Any, peer: Any, store_server: TcpStoreServer) -> None:
@@ -173,7 +173,7 @@ def test_who_goes_before_it_is_known_is_forgotten(make_door: Any, peer: Any, wai
         one = peer(door.server)
         one.send(said)
         one.socket.close()
-    wait_until(lambda: not door.server._loop._connections)
+    wait_until(lambda: not door.server._connections)
     assert not door.workers
 
 

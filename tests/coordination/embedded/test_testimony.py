@@ -93,7 +93,7 @@ def test_it_is_good_after_the_session_was_taken_up_on_another_connection(
     node, other = connect(server, secret=secret), onlooker(server, secret)
     join(node, soon())
     given_before = fields(node.testimony())
-    node._talk.break_off("for the test", time.monotonic())
+    node._line.break_off("for the test", time.monotonic())
     node.read("node", soon())
     licences.testify(*given_before)
     ended = other.await_end()

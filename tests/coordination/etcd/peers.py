@@ -12,8 +12,8 @@ from pathlib import Path
 
 from tests.etcd_cluster import Cluster
 
-from rallypoint.coordination.etcd.access import EtcdAccess
 from rallypoint.coordination.etcd.engine import EtcdCoordination
+from rallypoint.coordination.etcd.gateway import EtcdAccess
 
 TIMEOUT_S = 10.0
 PREFIX = "/rallypoint/job/"

@@ -15,10 +15,10 @@ from tests.coordination.etcd.peers import PREFIX, Clients, Visitor, fake_endpoin
 from tests.etcd_cluster import Cluster, any_binary, find_binaries, start_cluster
 
 from rallypoint.coordination.engine import CoordinationError, RefusedError, UnreachableError
-from rallypoint.coordination.etcd.access import EtcdAccess
 from rallypoint.coordination.etcd.engine import EtcdCoordination
+from rallypoint.coordination.etcd.gateway import EtcdAccess
 from rallypoint.coordination.model import Event
-from rallypoint.testing.driving import do, events_until, put, read, soon
+from rallypoint.testing.coordination_contract import do, events_until, put, read, soon
 
 USER, PASSWORD, ROOT_PASSWORD = "trainer", "a password", "root's password"
 

@@ -15,13 +15,13 @@ from tests.coordination.etcd.peers import HEADER, PREFIX, Clients, Visitor, fake
 from tests.etcd_cluster import Cluster, start_cluster
 
 from rallypoint.coordination.engine import CompactedError, LeaseLostError, UnreachableError
-from rallypoint.coordination.etcd import keeper as etcd_keeper
-from rallypoint.coordination.etcd.access import EtcdAccess
+from rallypoint.coordination.etcd import threads
 from rallypoint.coordination.etcd.codec import Change
 from rallypoint.coordination.etcd.engine import EtcdCoordination
-from rallypoint.coordination.etcd.watch import events_of
+from rallypoint.coordination.etcd.gateway import EtcdAccess
+from rallypoint.coordination.etcd.threads import events_of
 from rallypoint.coordination.model import Compare, Delete, EndLease, Event, Put, Transaction
-from rallypoint.testing.driving import do, events_until, keys, put, raises, read, soon, wait
+from rallypoint.testing.coordination_contract import do, events_until, keys, put, raises, read, soon, wait
 
 SHORT_TTL_S = 1.0
 
@@ -224,7 +224,7 @@ def cut_off_client(client: EtcdCoordination) -> None:
     client._caller.hang_up()
     for watch in client._watches.values():
         assert watch._talk is not None
-        watch._talk._connection._wire._socket.shutdown(2)
+        watch._talk.connection._socket.shutdown(2)
 
 
 def refuse(*_: object) -> Any:
@@ -282,7 +282,7 @@ def test_a_new_leader_that_does_not_know_the_lease_yet_does_not_end_it(clients: 
     owner = clients.connect()
     lease = owner.grant(3, soon())
     put(owner, "n/a", b"", lease)
-    was = etcd_keeper.KEEP_ALIVE
+    was = threads.KEEP_ALIVE
     asked = threading.Event()
 
     def forgetful(path: str, question: dict[str, Any], *args: object, **kwargs: object) -> Any:

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from rallypoint.coordination.engine import RefusedError, StoreGoneError, UnreachableError
-from rallypoint.coordination.etcd.access import EtcdAccess
 from rallypoint.coordination.etcd.errors import (
     EtcdError,
     Failure,
@@ -20,6 +19,7 @@ from rallypoint.coordination.etcd.errors import (
     failure_of,
     summary,
 )
+from rallypoint.coordination.etcd.gateway import EtcdAccess
 from rallypoint.coordination.etcd.http import NotHttp
 
 

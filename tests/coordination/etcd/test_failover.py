@@ -14,12 +14,11 @@ from tests.coordination.etcd.peers import HEADER, PREFIX, Clients, FakeEndpoint,
 from tests.etcd_cluster import Cluster, start_cluster
 
 from rallypoint.coordination.engine import Coordination, StoreGoneError, UnreachableError
-from rallypoint.coordination.etcd import keeper as etcd_keeper
-from rallypoint.coordination.etcd.access import EtcdAccess
+from rallypoint.coordination.etcd import threads
 from rallypoint.coordination.etcd.engine import EtcdCoordination
-from rallypoint.coordination.etcd.talk import EtcdCluster
+from rallypoint.coordination.etcd.gateway import EtcdAccess, EtcdCluster
 from rallypoint.coordination.model import Event, Get, Put, Transaction
-from rallypoint.testing.driving import do, events_until, keys, put, raises, read, soon, wait
+from rallypoint.testing.coordination_contract import do, events_until, keys, put, raises, read, soon, wait
 
 QUICK_S = 4.0  # for what a hung member may delay: a second or two, where its own time-outs would take seven
 
@@ -187,7 +186,7 @@ def test_a_watch_at_a_member_that_hangs_is_moved(members: Cluster, clients: Clie
 def test_a_watch_of_a_client_without_a_lease_is_moved_too(
     members: Cluster, clients: Clients, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(etcd_keeper, "CHECK_EVERY_S", 0.5)
+    monkeypatch.setattr(threads, "CHECK_EVERY_S", 0.5)
     follower = (members.leader() + 1) % 3
     client, other = clients.connect(follower), clients.connect((follower + 1) % 3)
     client.watch("n/", read(client, "n/").revision + 1, soon())

@@ -19,9 +19,17 @@ from typing import Any
 import pytest
 from tests.etcd_cluster import any_binary, binary_of
 
-from rallypoint.coordination.etcd import process as etcd_process
-from rallypoint.coordination.etcd.process import ENV_ETCD_BINARY, EtcdServerError, clean_environment, etcd_version, find_etcd
-from rallypoint.coordination.etcd.server import EtcdServer, find_free_port, stop_etcd
+from rallypoint.coordination.etcd import server as etcd_server
+from rallypoint.coordination.etcd.server import (
+    ENV_ETCD_BINARY,
+    EtcdServer,
+    EtcdServerError,
+    clean_environment,
+    etcd_version,
+    find_etcd,
+    find_free_port,
+    stop_etcd,
+)
 from rallypoint.errors import RallypointError
 
 IP_LOCAL_PORT_RANGE = 51  # from Linux 6.3 on; Python has no name for it
@@ -361,7 +369,7 @@ def test_a_held_port_is_given_to_nobody_and_can_be_listened_at() -> None:
 
 
 def test_stop_etcd_ends_a_process_and_removes_its_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(etcd_process, "STOP_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(etcd_server, "STOP_TIMEOUT_S", 0.2)
     (tmp_path / "data").mkdir()
     stubborn = "trap '' TERM; echo ready; exec sleep 60"
     with subprocess.Popen(["sh", "-c", stubborn], stdout=subprocess.PIPE) as process:

@@ -16,8 +16,7 @@ import pytest
 from tests.etcd_cluster import any_binary
 
 from rallypoint.agent.launch import LaunchConfig, elastic_launch
-from rallypoint.coordination.etcd.process import ENV_ETCD_BINARY
-from rallypoint.coordination.etcd.server import EtcdServer
+from rallypoint.coordination.etcd.server import ENV_ETCD_BINARY, EtcdServer
 from rallypoint.errors import SignalException
 from rallypoint.events import EventSource
 from rallypoint.failures.process_failure import ChildFailedError

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from tests.etcd_cluster import Cluster
 
-from rallypoint.coordination.etcd.access import EtcdAccess
 from rallypoint.coordination.etcd.engine import EtcdCoordination
+from rallypoint.coordination.etcd.gateway import EtcdAccess
 from rallypoint.coordination.model import Put, Snapshot, Transaction
 from rallypoint.protocol import job_records as job
 from rallypoint.rendezvous.etcd import clear_if_over

@@ -15,8 +15,8 @@ from tests.e2e.etcd.conftest import LEASE_S
 from tests.etcd_cluster import Cluster
 
 from rallypoint.coordination.engine import UnreachableError
-from rallypoint.coordination.etcd.access import EtcdAccess
 from rallypoint.coordination.etcd.engine import EtcdCoordination
+from rallypoint.coordination.etcd.gateway import EtcdAccess
 from rallypoint.coordination.model import Put, Transaction
 from rallypoint.rendezvous.etcd_settings import parse_endpoints
 

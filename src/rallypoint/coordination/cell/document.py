@@ -7,21 +7,13 @@ how long, is for each observer to say by its own clock.
 The document is JSON. Values that are UTF-8 stand in it as they are, others as a list of one text with a character for each byte.
 The latest changes stand in it too, for those who look only now and then; a change that an item still shows is told by its
 revision and key alone. `writer` makes each document unlike any other, so that who wrote it can recognise it.
-
-Who has gone silent, as one observer saw it on its own clock.
-
-A pulse that has not moved for the time to live of its lease, while this observer looked, is silent. It cannot have been seen
-before its owner sent it; so the owner, which counts from when it sent its last one, always gives up before it is given up.
-
-Time in which the observer did not look does not count beyond `LONGEST_GAP_S`: it was stopped, or the cell could not be read, and
-then its owner could not write it either.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from rallypoint.base.records import Value
 from rallypoint.coordination.keyspace import Keyspace
@@ -29,27 +21,14 @@ from rallypoint.coordination.model import Event, Item
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, TypeVar
+    from typing import Any
 
     from rallypoint.coordination.model import Cause
 
-    T = TypeVar("T")
-
 __all__ = [
-    "DOCUMENT_BYTES",
-    "LONGEST_GAP_S",
-    "CellDocument",
-    "DocumentTooLarge",
-    "NotOurDocument",
-    "Pulse",
-    "Sightings",
-    "decode",
+    "DOCUMENT_BYTES", "LONGEST_GAP_S", "CellDocument", "DocumentTooLarge", "NotOurDocument", "Pulse", "Sightings", "decode",
     "encode",
-]
-
-
-# --- cell document ---------------------------------------------------------------------------------------------------------
-
+]  # fmt: skip
 
 FORMAT = "rallypoint-cell-1"
 DOCUMENT_BYTES = 4 << 20
@@ -57,6 +36,7 @@ HISTORY_EVENTS = 400
 HISTORY_BYTES = 1 << 20
 CAUSES = ("put", "deleted", "expired", "vouched")
 BYTES_AS_TEXT = "latin-1"  # one character for each byte
+LONGEST_GAP_S = 2.0
 
 
 class NotOurDocument(ValueError):
@@ -182,29 +162,18 @@ def decode(data: bytes) -> CellDocument:
     """The document that `data` is; NotOurDocument if it is none, or one that contradicts itself."""
     if len(data) > DOCUMENT_BYTES:
         raise NotOurDocument(f"it has {len(data)} bytes, more than the {DOCUMENT_BYTES} that it may have")
-    fields = _parse(data)
-    if not isinstance(fields, dict) or fields.get("format") != FORMAT:
-        raise NotOurDocument(f"it is not of the format {FORMAT}")
-    return _checked(_filled, fields)
-
-
-def _parse(data: bytes) -> object:
-    return _checked(json.loads, data)
-
-
-def _filled(fields: dict[str, Any]) -> CellDocument:
-    document = CellDocument(_text(fields["identity"]))
-    document.fill(fields)
-    document.check()
-    return document
-
-
-def _checked(read: Callable[[Any], T], source: Any) -> T:
-    """What `read` gives; whatever can be wrong with bytes that anybody may have written is one error."""
     try:
-        return read(source)
+        fields = json.loads(data)
+        if not isinstance(fields, dict) or fields.get("format") != FORMAT:
+            raise NotOurDocument(f"it is not of the format {FORMAT}")
+        document = CellDocument(_text(fields["identity"]))
+        document.fill(fields)
+        document.check()
+    except NotOurDocument:
+        raise
     except (ValueError, TypeError, KeyError, AttributeError, IndexError, OverflowError, RecursionError) as error:
         raise NotOurDocument(f"it cannot be read: {error}") from None
+    return document
 
 
 def _item_fields(item: Item) -> list[Any]:
@@ -250,12 +219,6 @@ def _seconds(value: object) -> float:
     return float(value)
 
 
-# --- cell liveness ---------------------------------------------------------------------------------------------------------
-
-
-LONGEST_GAP_S = 2.0
-
-
 class _Sighting(Value):
     count: int
     silent_s: float
@@ -263,7 +226,14 @@ class _Sighting(Value):
 
 
 class Sightings:
-    """The pulses of the others, and for how long each has not moved."""
+    """Who has gone silent, as one observer saw it on its own clock: the pulses of the others, and how long each has not moved.
+
+    A pulse that has not moved for the time to live of its lease, while this observer looked, is silent. It cannot have been seen
+    before its owner sent it; so the owner, which counts from when it sent its last one, always gives up before it is given up.
+
+    Time in which the observer did not look does not count beyond `LONGEST_GAP_S`: it was stopped, or the cell could not be read,
+    and then its owner could not write it either.
+    """
 
     def __init__(self) -> None:
         self._seen: dict[int, _Sighting] = {}

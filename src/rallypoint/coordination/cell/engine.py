@@ -1,46 +1,146 @@
 """A job's coordination store in one cell of bytes with a version: any back end that torch's rendezvous could use.
 
+A back end is any object with ``get_state() -> (state, token) | None`` and ``set_state(state, token) -> (state, token, has_set) |
+None``, which writes only if the token is that of what is there.
+
 The cell can wake nobody, so it is looked at again and again: quickly after a change, and then less and less often. Each look also
-says that this node lives, when that is due, and ends the leases of those who have gone silent. A thread makes the calls
-(`cell_caller`), so that a back end which hangs cannot keep a node from stopping its workers in time.
-
-Calls that nobody can interrupt, made by a thread of their own, so that whoever asked for them need not wait for ever.
-
-What a third party's back end does with a call is its own affair: it may wait for minutes. The thread makes one call after the
+says that this node lives, when that is due, and ends the leases of those who have gone silent. What a third party's back end does
+with a call is its own affair: it may wait for minutes, and nobody can interrupt it. So a thread makes the calls, one after the
 other; who asked gives up when its time is over, and the call goes on without it.
 """
 
 from __future__ import annotations
 
 import math
+import os
+import random
 import threading
 import time
 from collections.abc import Callable
 from queue import SimpleQueue
 
-from rallypoint.coordination.cell.cell import Cell, Change
-from rallypoint.coordination.cell.document import CellDocument, Sightings
-from rallypoint.coordination.engine import CompactedError, Coordination, LeaseLostError, UnreachableError
-from rallypoint.coordination.fence import Connection
-from rallypoint.coordination.held_lease import HeldLease
+from rallypoint.base.records import Value
+from rallypoint.coordination.cell.document import CellDocument, DocumentTooLarge, NotOurDocument, Sightings, decode, encode
+from rallypoint.coordination.engine import (
+    CompactedError,
+    Coordination,
+    LeaseLostError,
+    RefusedError,
+    StoreGoneError,
+    UnreachableError,
+    uses_foreign_lease,
+)
+from rallypoint.coordination.fence import Connection, HeldLease
 from rallypoint.coordination.keyspace import Compacted, UnknownLease
-from rallypoint.coordination.model import Event, Outcome, Put, Snapshot, Transaction
+from rallypoint.coordination.model import Event, Outcome, Snapshot, Transaction
+from rallypoint.errors import RendezvousStateError
 from rallypoint.net.wake_fd import WakeFd
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from rallypoint.coordination.cell.cell import Backend, Change
-    from rallypoint.coordination.model import Operation
+    from typing import Any, Protocol
+
+    class Backend(Protocol):
+        def get_state(self) -> tuple[bytes, Any] | None: ...
+        def set_state(self, state: bytes, token: Any | None = None) -> tuple[bytes, Any, bool] | None: ...
 
     Alter = Callable[[CellDocument], bool]
 
-__all__ = ["CellCall", "CellCaller", "CellCoordination"]
+__all__ = ["Cell", "CellCall", "CellCaller", "CellCoordination", "Change"]
 
-
-# --- cell caller -----------------------------------------------------------------------------------------------------------
-
-
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.001, 0.2
+CONNECTION_ERROR = "RendezvousConnectionError"  # ours or torch's
 STOP_S = 1.0  # how long a call under way is waited for at the end
+QUICK_S, SLOW_S, SLOWING = 0.02, 1.0, 1.5
+LOOK_S = 10.0  # how long one look may take, with all that comes between
+SILENCE_S = 2.0  # after which a call that is not answered counts as trouble
+
+
+class Change(Value):
+    """The document after it, and when it was sent to be written; None if there was nothing to write."""
+
+    document: CellDocument
+    written_at: float | None
+
+
+class Cell:
+    """A job's document in `backend`. Used by one thread at a time."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self._identity = ""
+        self._name = os.urandom(6).hex()
+        self._writes = 0
+
+    def change(self, alter: Callable[[CellDocument], bool], until: float) -> Change:
+        """Let `alter` change the document, anew if others have written meanwhile, until what it made is written.
+
+        It says whether there is anything to write. UnreachableError: not done until then, or it is not known.
+        """
+        found, pause_s = self._get(), FIRST_PAUSE_S
+        while True:
+            document = self._document(found)
+            if not alter(document):
+                return Change(document, None)
+            sent_at = time.monotonic()
+            if sent_at >= until:  # who asked for it has given up, and may have acted on that
+                raise UnreachableError("the back end was too slow, or others too quick, for a change to be made in time")
+            found = self._set(document, None if found is None else found[1])
+            if found is None:
+                return Change(document, sent_at)
+            time.sleep(random.uniform(0, pause_s))  # so that those who collide do not do so again
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+    def _document(self, found: tuple[bytes, Any] | None) -> CellDocument:
+        if found is None:
+            if self._identity:
+                raise StoreGoneError("the back end has lost the state of this job; the job ends here")
+            return CellDocument(os.urandom(8).hex())
+        document = self._decoded(found[0])
+        if self._identity and document.identity != self._identity:
+            raise StoreGoneError("the back end holds the state of another run of this job; the job ends here")
+        self._identity = document.identity
+        return document
+
+    def _decoded(self, state: bytes) -> CellDocument:
+        try:
+            return decode(bytes(state))
+        except (NotOurDocument, TypeError) as error:
+            raise RendezvousStateError(
+                f"the rendezvous state in the back end is not rallypoint's: {error}; nodes of another launcher, or of another"
+                " version, use the same run id, or something else has written there"
+            ) from error
+
+    # --- the back end ------------------------------------------------------------------------------------------------------
+
+    def _get(self) -> tuple[bytes, Any] | None:
+        found = self._call(self._backend.get_state)
+        return None if found is None else (found[0], found[1])
+
+    def _set(self, document: CellDocument, token: Any) -> tuple[bytes, Any] | None:
+        """Write it; if others have written first, what is there now."""
+        self._writes += 1
+        try:
+            state = encode(document, f"{self._name}.{self._writes}")
+        except DocumentTooLarge as error:
+            raise RefusedError(str(error)) from error
+        answer = self._call(lambda: self._backend.set_state(state, token))
+        if answer is not None and answer[2]:
+            self._identity = document.identity
+            return None
+        there = self._get() if answer is None else (answer[0], answer[1])
+        # A back end may have asked twice by itself, and tell of the second time only.
+        return None if there is not None and bytes(there[0]) == state else there
+
+    def _call(self, function: Callable[[], Any]) -> Any:
+        try:
+            return function()
+        except OSError as error:
+            raise UnreachableError(f"the back end cannot be reached: {error}") from error
+        except Exception as error:  # a back end may raise what it likes; only this one is known to pass by itself
+            if any(base.__name__ == CONNECTION_ERROR for base in type(error).__mro__):
+                raise UnreachableError(str(error)) from error
+            raise
 
 
 class CellCall:
@@ -105,14 +205,6 @@ class CellCaller:
             self._on_done()
 
 
-# --- cell engine -----------------------------------------------------------------------------------------------------------
-
-
-QUICK_S, SLOW_S, SLOWING = 0.02, 1.0, 1.5
-LOOK_S = 10.0  # how long one look may take, with all that comes between
-SILENCE_S = 2.0  # after which a call that is not answered counts as trouble
-
-
 class CellCoordination(Coordination):
     """One node's part in the document in `backend`; `address` is where its peers reach it."""
 
@@ -139,7 +231,7 @@ class CellCoordination(Coordination):
     # --- the store ---------------------------------------------------------------------------------------------------------
 
     def transact(self, transaction: Transaction, deadline: float) -> Outcome:
-        if any(map(self._is_foreign, (*transaction.then, *transaction.otherwise))):
+        if uses_foreign_lease(transaction, 0 if self._lease is None or self._lease.is_lost else self._lease.number):
             raise LeaseLostError("a put names a lease that is not this node's, or that has ended")
         outcomes: list[Outcome] = []
 
@@ -151,7 +243,8 @@ class CellCoordination(Coordination):
         try:
             self._do(alter, deadline)
         except UnknownLease as error:
-            self._lose()
+            if self._lease is not None:
+                self._lease.is_lost = True
             raise LeaseLostError(f"the lease of this node has ended: {error}") from error
         return outcomes[-1]
 
@@ -229,15 +322,6 @@ class CellCoordination(Coordination):
 
     def valid_until(self) -> float:
         return math.inf if self._lease is None else self._lease.valid_until()
-
-    def _lose(self) -> None:
-        if self._lease is not None:
-            self._lease.is_lost = True
-
-    def _is_foreign(self, operation: Operation) -> bool:
-        lease = self._lease
-        own = lease.number if lease is not None and not lease.is_lost else 0
-        return isinstance(operation, Put) and operation.lease not in (0, own)
 
     # --- looking -----------------------------------------------------------------------------------------------------------
 

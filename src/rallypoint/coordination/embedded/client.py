@@ -3,17 +3,6 @@
 One thread uses it, and nothing happens unless it is called: whatever is called sends what is due and takes in what has come.
 After a break the line is dialled again, the session and its lease are taken up, and the watches go on behind the last change
 that was told. A call that was under way is not repeated, since it may have been done: it raises UnreachableError.
-
-Questions and answers over a node's line to its store.
-
-An answer has the number of its question. A long one comes in parts, which are put together here. What was asked on a connection
-that broke is never answered: whoever asked notices by `is_over`.
-
-What a node watches, how far it has been told, and what it has not taken yet.
-
-The store tells changes in whole batches, each with the revision up to which it is complete, so that after a break each watch
-goes on with the first change that it was not told. Between asking for a watch and the store's confirmation what comes for it
-belongs to an earlier watch of the same prefix, and is not passed on.
 """
 
 from __future__ import annotations
@@ -23,21 +12,11 @@ import select
 import time
 from collections.abc import Callable, Iterable
 
-from rallypoint.coordination.embedded.dialling_rules import advice
-from rallypoint.coordination.embedded.frames import LARGE_FRAME_BYTES, SEAL_BYTES, FrameError
-from rallypoint.coordination.embedded.handshake import ClientHandshake, Testimony, make_testimony
-from rallypoint.coordination.embedded.line import Line, dial
-from rallypoint.coordination.embedded.wire import (
-    MOST_WATCHES,
-    decode,
-    decode_event,
-    decode_item,
-    encode,
-    encode_transaction,
-    flag,
-    number,
-    text,
-)
+from rallypoint.base.text import host_port
+from rallypoint.coordination.embedded import wire
+from rallypoint.coordination.embedded.dialling import Dialler, Link, LinkBroken, advice, dial
+from rallypoint.coordination.embedded.handshake import ClientHandshake, HandshakeRefused, Testimony, make_testimony
+from rallypoint.coordination.embedded.wire import LARGE_FRAME_BYTES, MOST_WATCHES, SEAL_BYTES, FrameError, flag, number
 from rallypoint.coordination.engine import (
     CompactedError,
     Coordination,
@@ -47,33 +26,30 @@ from rallypoint.coordination.engine import (
     StoreGoneError,
     UnreachableError,
 )
-from rallypoint.coordination.fence import Connection
-from rallypoint.coordination.held_lease import HeldLease
+from rallypoint.coordination.fence import Connection, HeldLease
 from rallypoint.coordination.model import Event, Outcome, Snapshot, Transaction
-from rallypoint.net.listening import address_as_such
+from rallypoint.net.endpoint import address_as_such
 from rallypoint.net.wake_fd import WakeFd
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Protocol
 
+    from rallypoint.coordination.embedded.dialling import Dial
+
+    Clock = Callable[[], float]
     Handler = Callable[[str, list[object]], None]  # what the answer is, and its fields
 
     class Listener(Protocol):
         def on_open(self, now: float) -> None: ...
-        def on_break(self, since: float) -> None: ...
+        def on_break(self) -> None: ...
         def on_news(self, what: str, fields: list[object]) -> None: ...
 
-    from rallypoint.coordination.embedded.dialling import Dial
 
-    Clock = Callable[[], float]
+__all__ = ["EmbeddedCoordination", "Line", "Watches", "checked_answer"]
 
-__all__ = ["Conversation", "EmbeddedCoordination", "Watches", "checked_answer"]
-
-
-# --- conversation ----------------------------------------------------------------------------------------------------------
-
-
+SETTLED_S = 1.0  # a connection that held so long is dialled again at once
+SHORT_LIVES = 3  # and one that did not, so many times in a row
 ANSWER_BYTES = 256 * 1024 * 1024  # of an answer in many parts
 IN_PARTS = ("part", "outcome", "snapshot", "events", "past")
 ERRORS: dict[object, type[Exception]] = {
@@ -84,26 +60,55 @@ ERRORS: dict[object, type[Exception]] = {
 }
 
 
-class Conversation:
-    """What is said on `line`. The listener is told when it opens and breaks, and what the store tells unasked."""
+class Line:
+    """Questions and answers over a connection that mends itself: it notices a break, and dials again. `poll` is for waiting.
 
-    def __init__(self, line: Line, listener: Listener) -> None:
-        self.line = line
+    An answer has the number of its question. A long one comes in parts, which are put together here. What was asked on a
+    connection that broke is never answered: whoever asked notices by `is_over`. The listener is told when it opens and breaks,
+    and what the store tells unasked. Once a store has welcomed us it is the only one: whoever else answers there is not it, and
+    that is the end.
+    """
+
+    def __init__(
+        self, host: str, port: int, make_handshake: Callable[[], ClientHandshake], dial: Dial, listener: Listener, now: float
+    ) -> None:
+        self.name = host_port(host, port)
+        self.poll = select.epoll()
+        self.incarnation = ""
+        self.token = ""  # of the session that the latest welcome began
+        self.local_address = ""  # as of the latest welcome
+        self.unreachable_since: float | None = now
+        self.dialler = Dialler(host, port, make_handshake, dial, self.poll)
         self._listener = listener
-        self._openings = 0
+        self._link: Link | None = None  # while it is open
+        self._opened_at = 0.0
+        self._short_lives = 0
         self._asked = 0
         self._handlers: dict[int, Handler] = {}
         self._parts: list[object] = []
         self._parts_bytes = 0
 
+    @property
+    def is_open(self) -> bool:
+        return self.unreachable_since is None
+
+    @property
+    def trouble(self) -> str:
+        return "" if self.is_open else self.dialler.trouble
+
+    def wake_at(self) -> float:
+        """When to `pump` although nothing comes."""
+        return math.inf if self.is_open else self.dialler.wake_at()
+
     def ask(self, handler: Handler, *request: object) -> int:
-        """Send a question, while the line is open; its number."""
-        body = encode([self._asked + 1, *request])
+        """Send a question, while the line is open; its number. It goes out with the next `flush` or `pump`."""
+        body = wire.encode([self._asked + 1, *request])
         if len(body) + SEAL_BYTES > LARGE_FRAME_BYTES:
             raise ValueError(f"a request of {len(body)} bytes, which is more than a store takes")
+        assert self._link is not None
         self._asked += 1
         self._handlers[self._asked] = handler
-        self.line.send(body)
+        self._link.send(body)
         return self._asked
 
     def is_over(self, question: int) -> bool:
@@ -114,38 +119,64 @@ class Conversation:
         """Nobody waits for the answer any more."""
         self._handlers.pop(question, None)
 
+    def flush(self, now: float) -> None:
+        try:
+            if self._link is not None:
+                self._link.flush()
+                self._link.watch(self.poll)
+        except LinkBroken as broken:
+            self._break(broken, now)
+
     def pump(self, now: float) -> None:
         """Send and take in what can be now. RefusedError and StoreGoneError: there is no store for us any more."""
-        bodies = self.line.pump(now)
-        self._note_line(now)
         try:
-            for body in bodies:
-                self._receive(body)
+            for body in self._dialled(now) if self._link is None else self._received(self._link, now):
+                self._take(body)
         except FrameError as error:
+            self._end_if_hopeless(f"what answers there is not a rallypoint store that this node can talk to ({error})")
             self.break_off(str(error), now)
-
-    def flush(self, now: float) -> None:
-        self.line.flush(now)
-        self._note_line(now)
+        except HandshakeRefused as refused:
+            self._end_if_hopeless(str(refused))
+            self._hang_up()
+            raise StoreGoneError(f"the store at {self.name} has ended, and another answers there: {refused}") from None
 
     def break_off(self, reason: str, now: float) -> None:
-        self.line.break_off(reason, now)
-        self._note_line(now)
+        """It is of no use any more; dial again."""
+        self._break(LinkBroken(reason), now)
 
-    def _note_line(self, now: float) -> None:
-        is_new = self.line.openings != self._openings
-        if self.line.is_open and not is_new:
-            return
-        self._handlers.clear()
-        self._parts, self._parts_bytes = [], 0
-        if self.line.unreachable_since is not None:
-            self._listener.on_break(self.line.unreachable_since)
-        else:
-            self._openings = self.line.openings
-            self._listener.on_open(now)
+    def close(self) -> None:
+        self._hang_up()
+        self.dialler.close()
+        self.poll.close()
 
-    def _receive(self, body: bytes) -> None:
-        number, what, *fields = decode(body)
+    # --- what comes --------------------------------------------------------------------------------------------------------
+
+    def _received(self, link: Link, now: float) -> list[bytes]:
+        try:
+            bodies = link.pump()
+            link.watch(self.poll)
+        except LinkBroken as broken:
+            self._break(broken, now)
+            return self._dialled(now)
+        return bodies
+
+    def _dialled(self, now: float) -> list[bytes]:
+        found = self.dialler.pump(now)
+        if found is None:
+            return []
+        self._link, bodies = found
+        welcome = self._link.welcome
+        assert welcome is not None
+        if self.incarnation not in ("", welcome.incarnation):
+            raise HandshakeRefused("it was restarted, and has forgotten the job")
+        self.incarnation, self.token = welcome.incarnation, welcome.session
+        self.local_address = self._link.local_address()
+        self.unreachable_since, self._opened_at = None, now
+        self._listener.on_open(now)
+        return bodies
+
+    def _take(self, body: bytes) -> None:
+        number, what, *fields = wire.decode(body)
         if what in IN_PARTS:
             fields = self._put_together(what, fields, len(body))
         if what == "part":
@@ -169,6 +200,30 @@ class Conversation:
         whole, self._parts, self._parts_bytes = [*fields, *self._parts], [], 0
         return whole
 
+    # --- breaks ------------------------------------------------------------------------------------------------------------
+
+    def _break(self, broken: LinkBroken, now: float) -> None:
+        self._hang_up()
+        if self.is_open:
+            self.unreachable_since = now
+            self._short_lives = 0 if now - self._opened_at >= SETTLED_S else self._short_lives + 1
+            self.dialler.start_anew(broken, max(0, self._short_lives - SHORT_LIVES), now)
+            self._handlers.clear()
+            self._parts, self._parts_bytes = [], 0
+            self._listener.on_break()
+
+    def _end_if_hopeless(self, reason: str) -> None:
+        """Until somebody has welcomed us a refusal is final: it is the answer to who we are."""
+        if not self.incarnation:
+            self._hang_up()
+            raise RefusedError(f"the store at {self.name} refuses this node: {reason}") from None
+
+    def _hang_up(self) -> None:
+        self.dialler.hang_up_all()
+        if self._link is not None:
+            self._link.close(self.poll)
+            self._link = None
+
 
 def checked_answer(expected: str, what: str, fields: list[object]) -> list[object]:
     """The fields of the answer that was expected; an error is raised."""
@@ -179,9 +234,6 @@ def checked_answer(expected: str, what: str, fields: list[object]) -> list[objec
     return fields
 
 
-# --- client watches --------------------------------------------------------------------------------------------------------
-
-
 class _Watch:
     def __init__(self, next_revision: int) -> None:
         self.next_revision = next_revision
@@ -189,7 +241,12 @@ class _Watch:
 
 
 class Watches:
-    """All watches of one node."""
+    """What a node watches, how far it has been told, and what it has not taken yet.
+
+    The store tells changes in whole batches, each with the revision up to which it is complete, so that after a break each watch
+    goes on with the first change that it was not told. Between asking for a watch and the store's confirmation what comes for it
+    belongs to an earlier watch of the same prefix, and is not passed on.
+    """
 
     def __init__(self) -> None:
         self._watches: dict[str, _Watch] = {}
@@ -255,9 +312,6 @@ class Watches:
         )
 
 
-# --- client ----------------------------------------------------------------------------------------------------------------
-
-
 class EmbeddedCoordination(Coordination):
     """One node's connection with the store at `host` and `port`. `connect` comes first."""
 
@@ -267,8 +321,7 @@ class EmbeddedCoordination(Coordination):
         self._clock = clock
         self._run_id, self._secret = run_id, secret
         self._where = host, port
-        self._line = Line(host, port, lambda: ClientHandshake(run_id, secret), dial, clock())
-        self._talk = Conversation(self._line, self)
+        self._line = Line(host, port, lambda: ClientHandshake(run_id, secret), dial, self, clock())
         self._watches = Watches()
         self._lease: HeldLease | None = None
         self._token = ""  # of the session whose lease that is
@@ -290,13 +343,13 @@ class EmbeddedCoordination(Coordination):
     # --- the store ---------------------------------------------------------------------------------------------------------
 
     def transact(self, transaction: Transaction, deadline: float) -> Outcome:
-        succeeded, revision, *items = self._call("outcome", deadline, "transact", *encode_transaction(transaction))
-        found = tuple([None if item is None else decode_item(item) for item in items])
+        succeeded, revision, *items = self._call("outcome", deadline, "transact", *wire.encode_transaction(transaction))
+        found = tuple([None if item is None else wire.decode_item(item) for item in items])
         return Outcome(flag(succeeded), number(revision), found)
 
     def read(self, prefix: str, deadline: float) -> Snapshot:
         revision, *items = self._call("snapshot", deadline, "read", prefix)
-        return Snapshot(number(revision), tuple([decode_item(item) for item in items]))
+        return Snapshot(number(revision), tuple([wire.decode_item(item) for item in items]))
 
     # --- watches -----------------------------------------------------------------------------------------------------------
 
@@ -314,8 +367,8 @@ class EmbeddedCoordination(Coordination):
     def unwatch(self, prefix: str) -> None:
         self._watches.end(prefix)
         if self._line.is_open and self._end is None:
-            self._talk.ask(lambda *_: None, "unwatch", prefix)
-            self._talk.flush(self._clock())
+            self._line.ask(lambda *_: None, "unwatch", prefix)
+            self._line.flush(self._clock())
 
     def take_events(self) -> list[Event]:
         self._pump()
@@ -360,7 +413,7 @@ class EmbeddedCoordination(Coordination):
         return 0.0 if self._has_news() else self._next_duty()
 
     def connection(self) -> Connection:
-        return Connection(self.valid_until(), self._line.unreachable_since, self._line.refused_since, self._line.trouble)
+        return Connection(self.valid_until(), self._line.unreachable_since, self._line.dialler.refused_since, self._line.trouble)
 
     def advice(self) -> str:
         """What a user may look at, while nobody has welcomed us."""
@@ -374,13 +427,13 @@ class EmbeddedCoordination(Coordination):
         )
 
     def local_address(self) -> str:
-        return self._line.local_address()
+        return self._line.local_address
 
     def identity(self) -> str:
         return self._line.incarnation
 
     def testimony(self) -> Testimony | None:
-        home = self._line.home
+        home = self._line.dialler.home
         if self._lease is None or self._lease.is_lost or home is None:
             return None
         address = (int(home[0]), home[1])
@@ -407,7 +460,7 @@ class EmbeddedCoordination(Coordination):
                 on_answer()
 
         try:
-            self._wait_for_answer(self._talk.ask(handle, *request), deadline)
+            self._wait_for_answer(self._line.ask(handle, *request), deadline)
         finally:
             self._ring_if_news()
         if not answers:
@@ -416,10 +469,10 @@ class EmbeddedCoordination(Coordination):
 
     def _wait_for_answer(self, question: int, deadline: float) -> None:
         """Until it is answered, or cannot be any more."""
-        self._talk.flush(self._clock())
-        while not self._talk.is_over(question):
+        self._line.flush(self._clock())
+        while not self._line.is_over(question):
             if self._clock() >= deadline:
-                self._talk.forget(question)
+                self._line.forget(question)
                 raise UnreachableError(f"the store at {self._line.name} did not answer in time")
             self._wait(deadline)
             self._pump()
@@ -431,7 +484,7 @@ class EmbeddedCoordination(Coordination):
             self._ring_if_news()
 
     def _wait(self, deadline: float) -> None:
-        self._line.wait(min(deadline, self._next_duty()) - self._clock())
+        self._line.poll.poll(max(0.0, min(deadline, self._next_duty()) - self._clock()))
 
     def _pump(self) -> None:
         """Take in what has come, and send what is due."""
@@ -439,7 +492,7 @@ class EmbeddedCoordination(Coordination):
             raise type(self._end)(str(self._end))
         now = self._clock()
         try:
-            self._talk.pump(now)
+            self._line.pump(now)
         except (RefusedError, StoreGoneError) as end:
             self._end = end
             raise
@@ -450,7 +503,7 @@ class EmbeddedCoordination(Coordination):
 
     # --- what the line and the store say -----------------------------------------------------------------------------------
 
-    def on_break(self, since: float) -> None:
+    def on_break(self) -> None:
         if self._lease is not None:
             self._lease.note_break()
 
@@ -459,9 +512,9 @@ class EmbeddedCoordination(Coordination):
         if self._lease is None or self._lease.is_lost:
             self._token = self._line.token
         else:
-            self._talk.ask(self._on_resumed(self._lease, now), "resume", self._token)
+            self._line.ask(self._on_resumed(self._lease, now), "resume", self._token)
         for prefix, revision in self._watches.renew():
-            self._talk.ask(self._on_watch_again(prefix), "watch", prefix, revision)
+            self._line.ask(self._on_watch_again(prefix), "watch", prefix, revision)
         self._line.flush(now)
 
     def _on_resumed(self, lease: HeldLease, asked_at: float) -> Handler:
@@ -485,9 +538,9 @@ class EmbeddedCoordination(Coordination):
     def on_news(self, what: str, fields: list[object]) -> None:
         match what, fields:
             case "events", [through, *events]:
-                self._watches.add(map(decode_event, events), number(through))
+                self._watches.add(map(wire.decode_event, events), number(through))
             case "past", [prefix, through, *events]:
-                self._watches.add_past(text(prefix), map(decode_event, events), number(through))
+                self._watches.add_past(wire.text(prefix), map(wire.decode_event, events), number(through))
             case "ending", [reason]:
                 raise StoreGoneError(f"the store at {self._line.name} has ended: {reason}")
             case "refused", [reason]:
@@ -501,12 +554,12 @@ class EmbeddedCoordination(Coordination):
         lease = self._lease
         if lease is None or lease.is_lost or not self._line.is_open:
             return
-        if now >= lease.silent_since() + lease.ttl_s:
-            self._talk.break_off(f"no answer for {lease.ttl_s:g} s", now)
+        if now >= lease.silent_since + lease.ttl_s:
+            self._line.break_off(f"no answer for {lease.ttl_s:g} s", now)
         elif now >= lease.keep_at:
             lease.note_sent(now)
-            self._talk.ask(self._on_kept(lease, now), "keep", lease.number)
-            self._talk.flush(now)
+            self._line.ask(self._on_kept(lease, now), "keep", lease.number)
+            self._line.flush(now)
 
     def _on_kept(self, lease: HeldLease, sent_at: float) -> Handler:
         def handle(_: str, fields: list[object]) -> None:
@@ -522,7 +575,7 @@ class EmbeddedCoordination(Coordination):
         lease = self._lease
         if lease is None or lease.is_lost or not self._line.is_open:
             return self._line.wake_at()
-        return min(self._line.wake_at(), lease.keep_at, lease.silent_since() + lease.ttl_s)
+        return min(self._line.wake_at(), lease.keep_at, lease.silent_since + lease.ttl_s)
 
     def _has_news(self) -> bool:
         return self._watches.has_untaken or self._is_lease_lost or self._failed_watch is not None or self._end is not None

@@ -1,14 +1,12 @@
-"""Dialling a store until it welcomes us: the addresses of its name race each other, by `dialling_rules`.
+"""Dialling a store until it welcomes us: the addresses of its name race each other.
+
+A name may stand for several addresses, of two families, and one that drops every packet looks for long like one that is merely
+far away. So the next address is dialled a moment after the last, or at once when one fails, and whoever welcomes us first is
+taken. What has not connected goes on beside the others for as long as a slow network needs; since the kernel repeats an
+unanswered SYN ever more rarely, a new one is sent every second, so that a network that mends is noticed soon.
 
 Until somebody has welcomed us every address is tried, and the name is looked up anew for each round. From then on there is one
 store at one address, its *home*, which alone is dialled.
-
-Looking up the addresses of a name without waiting for it: name servers may take for ever, and cannot be interrupted.
-
-An address as such is known at once. A name is asked for in a thread of its own, whose answer wakes ours. A question that is not
-answered is given up after a while and asked anew; its thread ends when the system lets it.
-
-One attempt of a node to be connected with its store: connecting, being greeted, and then frames, without ever waiting.
 """
 
 from __future__ import annotations
@@ -20,54 +18,103 @@ import select
 import socket
 import struct
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from rallypoint.base.backoff import Backoff
-from rallypoint.coordination.embedded.dialling_rules import interleave, next_dial_at
-from rallypoint.coordination.embedded.frames import LARGE_FRAME_BYTES, FrameError, Inbox, make_frame
 from rallypoint.coordination.embedded.handshake import ClientHandshake, HandshakeRefused, Welcome
-from rallypoint.net.listening import address_as_such, look_up, tune
+from rallypoint.coordination.embedded.wire import LARGE_FRAME_BYTES, FrameError, Inbox, make_frame
+from rallypoint.net.endpoint import address_as_such, look_up, tune
 from rallypoint.net.wake_fd import WakeFd
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from rallypoint.net.listening import Address
+    from typing import TypeVar
 
+    from rallypoint.net.endpoint import Address
+
+    Place = TypeVar("Place")
     Dial = Callable[[Address], socket.socket]
 
-__all__ = ["Dialler", "Link", "LinkBroken", "Lookup", "dial"]
+__all__ = ["Dialler", "Link", "LinkBroken", "Lookup", "advice", "dial", "interleave", "next_dial_at"]
 
-
-# --- lookup ----------------------------------------------------------------------------------------------------------------
-
-
+STAGGER_S = 0.25  # between two addresses
+REPEAT_S = 1.0  # between two rounds over all of them, while none has connected
+MOST_UNDER_WAY = 16
 GIVE_UP_S = 20.0  # longer than the system's own resolver asks two name servers twice
+READ_BYTES = 256 * 1024
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.02, 1.0
+CONNECT_S = 10.0  # for round trips of seconds, and a SYN that is lost twice
+HANDSHAKE_S = 15.0  # the same, and twice more there and back; from the dialling on
+REFUSAL_STANDS_S = 2.0  # who refuses us may be a stranger at one of several addresses: the others have so long to welcome us
+STALE_NAME_S = 1.0  # after which the addresses that a name had the last time are tried again, if it is not answered
+
+
+def interleave(addresses: Sequence[tuple[int, Place]]) -> list[tuple[int, Place]]:
+    """The same, families in turn; the family that comes first stays first, and so does each address in its family."""
+    families: dict[int, list[tuple[int, Place]]] = {}
+    for address in addresses:
+        families.setdefault(address[0], []).append(address)
+    longest = max(map(len, families.values()), default=0)
+    return [members[turn] for turn in range(longest) for members in families.values() if turn < len(members)]
+
+
+def next_dial_at(
+    *, untried: int, under_way: int, is_connected: bool, last_began_at: float, last_failed_at: float, pause_s: float
+) -> float:
+    """When the next address is dialled; infinite: not before something has become of those that are under way.
+
+    `untried` are left in this round; `is_connected` says whether somebody has taken a call, if not welcomed us; `pause_s` is kept
+    after a round in which all have failed.
+    """
+    if not under_way and not untried:
+        return last_failed_at + pause_s
+    if under_way >= MOST_UNDER_WAY:
+        return math.inf
+    if untried:
+        return -math.inf if not under_way or last_failed_at >= last_began_at else last_began_at + STAGGER_S
+    return math.inf if is_connected else last_began_at + REPEAT_S
+
+
+def advice(host: str, port: int, *, is_name: bool, is_known: bool, is_refused: bool, is_connected: bool) -> str:
+    """What a user may look at, whose node has not found its store for a moment."""
+    if not is_known:
+        return f"check the spelling of {host}, and on this machine DNS and /etc/hosts"
+    if is_connected:
+        return f"something takes connections there without greeting us: another program may have port {port}"
+    if not is_refused:
+        return f"{host} may be down, or a firewall may drop what is sent to port {port}"
+    if not is_name:
+        return f"nobody listens there yet: is the agent on {host} started?"
+    return (
+        f"nobody listens there yet: is the agent on {host} started? If it is, its own /etc/hosts may say that {host} is"
+        " 127.0.1.1; then use its address as the endpoint"
+    )
 
 
 class Lookup:
-    """The addresses of `host`: `ask`, and `take` what was answered; `fileno` is readable when there is an answer."""
+    """The addresses of `host`: `ask`, and `take` what was answered; `fileno` is readable when there is an answer.
+
+    An address as such is known at once. A name is asked for in a thread of its own, whose answer wakes ours: name servers may
+    take for ever, and cannot be interrupted. A question that is not answered is given up after a while and asked anew; its thread
+    ends when the system lets it.
+    """
 
     def __init__(self, host: str, port: int) -> None:
         self._host, self._port = host, port
         self._lock = threading.Lock()
         self._wake_fd = WakeFd()
-        self._asked_at: float | None = None  # None: nothing is asked
+        self.asked_at: float | None = None  # since when an answer is waited for
         self._question = 0
         self._answer: list[Address] | OSError | None = None
 
     def fileno(self) -> int:
         return self._wake_fd.fileno()
 
-    @property
-    def asked_at(self) -> float | None:
-        """Since when an answer is waited for; None if none is."""
-        return self._asked_at
-
     def ask(self, now: float) -> None:
         """Ask, unless that is under way."""
-        if self._asked_at is not None and now < self._asked_at + GIVE_UP_S:
+        if self.asked_at is not None and now < self.asked_at + GIVE_UP_S:
             return
-        self._asked_at = now
+        self.asked_at = now
         with self._lock:
             self._question += 1
             question = self._question
@@ -81,7 +128,7 @@ class Lookup:
         with self._lock:
             answer, self._answer = self._answer, None
             if answer is not None:
-                self._asked_at = None
+                self.asked_at = None
                 self._wake_fd.clear()
         return answer
 
@@ -106,18 +153,16 @@ class Lookup:
                 self._wake_fd.set()
 
 
-# --- link ------------------------------------------------------------------------------------------------------------------
-
-
-READ_BYTES = 256 * 1024
-
-
 class LinkBroken(Exception):
     """The connection did not come about, or has ended; the text says how. `number` is the kernel's, 0 where it has none."""
 
     def __init__(self, reason: str, number: int = 0) -> None:
         super().__init__(reason)
         self.number = number
+
+    @classmethod
+    def by(cls, error: OSError) -> LinkBroken:
+        return cls((error.strerror or str(error)).lower(), error.errno or 0)
 
 
 def dial(address: Address) -> socket.socket:
@@ -136,7 +181,10 @@ def dial(address: Address) -> socket.socket:
 
 
 class Link:
-    """Bytes are sent and read when `pump` is called; `wanted_events` says what to wait for until then."""
+    """One attempt to be connected with a store: connecting, being greeted, and then frames, without ever waiting.
+
+    Bytes are sent and read when `pump` is called; `wanted_events` says what to wait for until then.
+    """
 
     def __init__(self, sock: socket.socket, handshake: ClientHandshake, begun_at: float) -> None:
         self._socket = sock
@@ -202,7 +250,7 @@ class Link:
             except BlockingIOError:
                 return
             except OSError as error:
-                raise LinkBroken((error.strerror or str(error)).lower(), error.errno or 0) from None
+                raise LinkBroken.by(error) from None
             del self._output[:sent]
 
     def _receive(self) -> bool:
@@ -213,7 +261,7 @@ class Link:
             except BlockingIOError:
                 return False
             except OSError as error:
-                raise LinkBroken((error.strerror or str(error)).lower(), error.errno or 0) from None
+                raise LinkBroken.by(error) from None
             self._inbox.feed(data)
             if len(data) < READ_BYTES:
                 return not data
@@ -246,16 +294,6 @@ class Link:
         self._socket.close()
 
 
-# --- dialling --------------------------------------------------------------------------------------------------------------
-
-
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.02, 1.0
-CONNECT_S = 10.0  # for round trips of seconds, and a SYN that is lost twice
-HANDSHAKE_S = 15.0  # the same, and twice more there and back; from the dialling on
-REFUSAL_STANDS_S = 2.0  # who refuses us may be a stranger at one of several addresses: the others have so long to welcome us
-STALE_NAME_S = 1.0  # after which the addresses that a name had the last time are tried again, if it is not answered
-
-
 class Dialler:
     """Calls that are under way, in `poll`. `pump` gives the one that was answered; then `hang_up_all` begins anew."""
 
@@ -269,7 +307,7 @@ class Dialler:
         self._poll = poll
         self._calls: dict[Link, Address] = {}
         self._untried: list[Address] = []  # in this round
-        self._home: Address | None = None
+        self.home: Address | None = None  # where the store was found
         self._lookup: Lookup | None = Lookup(host, port)  # until there is a home
         self._poll.register(self._lookup.fileno(), select.EPOLLIN)
         self._known: list[Address] = []
@@ -289,14 +327,9 @@ class Dialler:
         return any(link.is_connected for link in self._calls)
 
     @property
-    def home(self) -> Address | None:
-        """Where the store was found; None until then."""
-        return self._home
-
-    @property
     def is_known(self) -> bool:
         """Whether the name was ever answered with an address."""
-        return self._home is not None or bool(self._known)
+        return self.home is not None or bool(self._known)
 
     @property
     def trouble(self) -> str:
@@ -335,7 +368,7 @@ class Dialler:
         self._dial_those_due(now)
         for link in list(self._calls):
             if link in self._calls and (bodies := self._listen(link, now)) is not None:
-                self._home = self._calls.pop(link)
+                self.home = self._calls.pop(link)
                 self._end_race()
                 return link, bodies
         self._raise_final_refusal(now)
@@ -405,7 +438,7 @@ class Dialler:
         self._last_failed_at = now
         if not self._calls and not self._untried:
             pause_s = self._backoff.next_s()
-            self._pause_s = 0.0 if self._backoff.failures == 1 and self._home is not None else pause_s
+            self._pause_s = 0.0 if self._backoff.failures == 1 and self.home is not None else pause_s
 
     def _raise_final_refusal(self, now: float) -> None:
         refusal = self._refusal
@@ -421,7 +454,7 @@ class Dialler:
             try:
                 link = Link(self._dial(address), self._make_handshake(), now)
             except OSError as error:  # the network is not there, and may come
-                self._note_failure(LinkBroken((error.strerror or str(error)).lower(), error.errno or 0), now)
+                self._note_failure(LinkBroken.by(error), now)
             else:
                 self._last_began_at = now
                 self._calls[link] = address
@@ -429,8 +462,8 @@ class Dialler:
 
     def _begin_round(self, now: float) -> bool:
         """Whether there is anybody to dial: a name may not be answered yet, or be unknown still."""
-        if self._home is not None:
-            self._untried = [self._home]
+        if self.home is not None:
+            self._untried = [self.home]
             return True
         assert self._lookup is not None
         if self._answer is None:

@@ -31,7 +31,7 @@ import json
 import os
 
 from rallypoint.base.records import Value
-from rallypoint.coordination.embedded.frames import FrameError, Seal, open_seal
+from rallypoint.coordination.embedded.wire import FrameError, Seal, open_seal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -39,15 +39,9 @@ if TYPE_CHECKING:
     from typing import Any
 
 __all__ = [
-    "PROTOCOL_VERSION",
-    "ClientHandshake",
-    "HandshakeRefused",
-    "Keys",
-    "ServerHandshake",
-    "Testimony",
-    "Welcome",
+    "PROTOCOL_VERSION", "ClientHandshake", "HandshakeRefused", "Keys", "ServerHandshake", "Testimony", "Welcome",
     "make_testimony",
-]
+]  # fmt: skip
 
 PROTOCOL_VERSION = 2
 MAGIC = "rallypoint store"
@@ -202,17 +196,13 @@ class ServerHandshake:
                 if self._secret is not None
                 else "the node has a secret, and this store has none"
             )
-        return self._check_name(message) if self._secret is None else self._challenge(message, self._secret)
-
-    def _check_name(self, message: dict[str, Any]) -> bytes:
+        if self._secret is not None:
+            self._keys = derive_keys(self._secret, self._run_id, _nonce(message, "nonce", NONCE_BYTES), self._nonce)
+            return self._own_nonce()
         theirs, ours = _field(message, "run_id", str), short_name(self._run_id)
         if theirs != ours:
             raise HandshakeRefused(f"this is the store of job {ours!r}, and the node belongs to job {theirs!r}")
         return self._finish()
-
-    def _challenge(self, message: dict[str, Any], secret: bytes) -> bytes:
-        self._keys = derive_keys(secret, self._run_id, _nonce(message, "nonce", NONCE_BYTES), self._nonce)
-        return self._own_nonce()
 
     def _own_nonce(self) -> bytes:
         return _encode({"version": PROTOCOL_VERSION, "nonce": self._nonce.hex()})

@@ -1,6 +1,4 @@
-"""The embedded store's server, for the agent that hosts it: a thread that is started, waited for and stopped.
-
-The loop of the store's server: one thread, any number of nodes, and nobody who can make it wait.
+"""The embedded store's server, for the agent that hosts it: one thread, any number of nodes, and nobody who can make it wait.
 
 In each turn all that has come is read before any lease may end, so that a keepalive which was here in time counts; then what is
 over ends, then everybody is told what has changed, then all that is to be said goes out. Sockets do not block, and whoever is
@@ -15,73 +13,258 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 
 from rallypoint.base.limits import STRANGERS_IN_RESERVE, is_reserved
-from rallypoint.coordination.embedded.connection import Connection, ConnectionEnded
-from rallypoint.coordination.embedded.frames import FrameError
 from rallypoint.coordination.embedded.handshake import HandshakeRefused, ServerHandshake, Welcome
 from rallypoint.coordination.embedded.service import Session, StoreService, new_token
-from rallypoint.coordination.embedded.wire import encode
+from rallypoint.coordination.embedded.wire import LARGE_FRAME_BYTES, FrameError, Inbox, Seal, encode, make_frame
 from rallypoint.coordination.keyspace import Keyspace
 from rallypoint.net.acceptor import Doorway, Refusals
-from rallypoint.net.listening import address_of
+from rallypoint.net.endpoint import address_of
 from rallypoint.net.service_thread import ServiceThread
 from rallypoint.net.wake_fd import WakeFd
 from rallypoint.store.tcp_protocol import GREETING
 
-__all__ = ["CoordinationServer", "ServingLoop"]
+__all__ = ["Connection", "ConnectionEnded", "CoordinationServer"]
 
-
-# --- serving ---------------------------------------------------------------------------------------------------------------
-
-
+READ_BYTES = 256 * 1024
+SEND_BYTES = 256 * 1024
+OUTPUT_BYTES = 8 * 1024 * 1024
 CONNECTIONS = 16_384
 STRANGERS = 4_096
 HANDSHAKE_S = 5.0
 HELD_BYTES = 256 * 1024 * 1024  # for all connections together, of what came in part and what is not sent yet
 FAREWELL_S = 0.5
+INCARNATION_BYTES = 8
+LOOK_AGAIN_S = 0.25
 
 
-class ServingLoop:
-    """Everything that the server's thread does. `wake_fd` ends a turn; `living_count` is for other threads too."""
+class ConnectionEnded(Exception):
+    """The connection is over; the text says why, and is empty where the peer has closed it."""
+
+
+class Connection:
+    """A peer: a stranger until it is welcome.
+
+    What is to be sent is collected and goes out once a turn. A long answer is written down bit by bit, as the other side reads
+    it; until it is out, no more requests of that connection are read. A peer that lets too much pile up is cut off.
+    """
+
+    def __init__(self, sock: socket.socket, peer: str, handshake: ServerHandshake, session: Session, accepted_at: float) -> None:
+        self.fd = sock.fileno()
+        self.peer = peer
+        self.handshake = handshake
+        self.session = session
+        self.accepted_at = accepted_at
+        self.is_welcome = False
+        self.is_closed = False
+        self.inbox = Inbox()
+        self.polled_events = select.EPOLLIN  # what the server has asked the kernel to tell it
+        self.accounted_bytes = 0  # how much of `held_bytes` the server has counted
+        self._socket = sock
+        self._seal: Seal | None = None
+        self._output: deque[bytes] = deque()
+        self._output_bytes = 0
+        self._sending = memoryview(b"")
+        self._bodies: deque[bytes | Iterator[bytes]] = deque()  # a long answer, and what must not overtake it
+        self._bodies_bytes = 0
+
+    # --- coming in ---------------------------------------------------------------------------------------------------------
+
+    def receive(self) -> None:
+        """Read what is there."""
+        try:
+            data = self._socket.recv(READ_BYTES)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            raise ConnectionEnded(error.strerror or str(error)) from None
+        if not data:
+            raise ConnectionEnded("")
+        self.inbox.feed(data)
+
+    def wake_for(self, size: int) -> None:
+        """Let the kernel tell of what has come when it is `size` bytes, or the end."""
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, size)
+
+    def begins_with(self, greeting: bytes) -> bool:
+        """Whether what has come, of which nothing is read yet, is this; from now on the kernel tells of each byte."""
+        self.wake_for(1)
+        try:
+            return not self.inbox and self._socket.recv(len(greeting), socket.MSG_PEEK) == greeting
+        except OSError:  # whatever it is, whoever reads it next finds out
+            return False
+
+    def release(self) -> socket.socket:
+        """The socket, for somebody else to read."""
+        self.is_closed = True
+        return self._socket
+
+    def welcome(self) -> None:
+        """The handshake is over: larger frames, with the seals."""
+        self.is_welcome = True
+        self.session.connection = self
+        self.inbox.limit = LARGE_FRAME_BYTES
+        self.inbox.seal = self.handshake.incoming
+        self._seal = self.handshake.outgoing
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether it has to read an answer before it may ask for more."""
+        return bool(self._bodies)
+
+    # --- going out ---------------------------------------------------------------------------------------------------------
+
+    @property
+    def has_output(self) -> bool:
+        return bool(self._sending or self._output or self._bodies)
+
+    @property
+    def output_bytes(self) -> int:
+        return self._output_bytes + self._bodies_bytes + len(self._sending)
+
+    @property
+    def held_bytes(self) -> int:
+        """How much memory its peer makes us hold."""
+        return len(self.inbox) + self.output_bytes
+
+    def send(self, body: bytes) -> None:
+        if self._bodies:
+            self._bodies.append(body)
+            self._bodies_bytes += len(body)
+        else:
+            self._append(body)
+
+    def send_each(self, bodies: Iterator[bytes]) -> None:
+        """Send what is written down only when there is room for it."""
+        self._bodies.append(bodies)
+
+    def _append(self, body: bytes) -> None:
+        frame = make_frame(body, self._seal)
+        self._output.append(frame)
+        self._output_bytes += len(frame)
+
+    def flush(self) -> None:
+        """Send what the kernel takes now."""
+        while self._fill():
+            try:
+                sent = self._socket.send(self._sending)
+            except BlockingIOError:
+                if self.output_bytes > OUTPUT_BYTES:
+                    raise ConnectionEnded(f"it does not read what it is told, {self.output_bytes} bytes by now") from None
+                return
+            except OSError as error:
+                raise ConnectionEnded(error.strerror or str(error)) from None
+            self._sending = self._sending[sent:]
+
+    def _fill(self) -> bool:
+        """Put together what goes out next; False if there is nothing."""
+        if self._sending:
+            return True
+        while self._bodies and self._output_bytes < SEND_BYTES:
+            self._write_down_next()
+        frames: list[bytes] = []
+        size = 0
+        while self._output and size < SEND_BYTES:
+            frames.append(self._output.popleft())
+            size += len(frames[-1])
+        self._output_bytes -= size
+        self._sending = memoryview(frames[0] if len(frames) == 1 else b"".join(frames))
+        return size > 0
+
+    def _write_down_next(self) -> None:
+        first = self._bodies[0]
+        if isinstance(first, bytes):
+            self._bodies.popleft()
+            self._bodies_bytes -= len(first)
+            self._append(first)
+        elif (body := next(first, None)) is not None:
+            self._append(body)
+        else:
+            self._bodies.popleft()
+
+    def close(self) -> None:
+        self.is_closed = True
+        self._socket.close()
+
+
+class CoordinationServer:
+    """Serves the store of one job on sockets that listen already, which it owns from now on."""
 
     def __init__(
         self,
-        listeners: Iterable[socket.socket],
-        service: StoreService,
-        make_handshake: Callable[[Welcome], ServerHandshake],
-        incarnation: str,
-        clock: Callable[[], float],
-        on_fewer: Callable[[], None],
-        wake_fd: WakeFd,
+        sockets: Sequence[socket.socket],
+        run_id: str,
+        secret: bytes | None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
         take_in_worker: Callable[[socket.socket, str], None] | None = None,
     ) -> None:
-        self._service = service
-        self._make_handshake = make_handshake
-        self._incarnation = incarnation
+        """`take_in_worker` gets the connections of those who speak torch's TCPStore protocol; without it they are refused."""
+        self.incarnation = os.urandom(INCARNATION_BYTES).hex()
+        self.addresses = [address_of(sock) for sock in sockets]
+        self._run_id, self._secret = run_id, secret
         self._clock = clock
-        self._on_fewer = on_fewer
         self._take_in_worker = take_in_worker
+        self._service = StoreService(Keyspace())
         self._connections: dict[int, Connection] = {}
         self._strangers: dict[int, Connection] = {}  # in the order in which they came
         self._held_bytes = 0
         self._refusals = Refusals()
+        self._fewer = threading.Condition()
+        self._farewell: str | None = None
+        wake_fd = WakeFd()
         self._poll = select.epoll()
         self._poll.register(wake_fd, select.EPOLLIN)
-        self._doorway = Doorway(listeners, self._poll)
+        for sock in sockets:
+            sock.setblocking(False)
+        self._doorway = Doorway(sockets, self._poll)
+        self._thread = ServiceThread("store", wake_fd, self._run, self._close)
 
-    def living_count(self) -> int:
+    def start(self) -> None:
+        self._thread.start()
+
+    def wait_until_alone(self, deadline: float, except_for: int = 1) -> bool:
+        """Wait, until `deadline` at the latest, until at most `except_for` clients are left; whether that is so.
+
+        A node whose lease has ended is lost, even if its connection does not show it yet.
+        """
+        with self._fewer:
+            while self._living_count() > except_for:
+                left_s = deadline - self._clock()
+                if left_s <= 0:
+                    return False
+                self._fewer.wait(min(left_s, LOOK_AGAIN_S))  # nobody notifies of a lease that runs out
+        return True
+
+    def stop(self, linger_s: float = 0.0, reason: str = "its host has ended") -> None:
+        """End the server once everybody has gone, or `linger_s` from now; who is left then is told the `reason`."""
+        if self._farewell is not None:
+            return
+        self.wait_until_alone(self._clock() + linger_s, except_for=0)
+        self._farewell = reason
+        self._thread.stop()
+
+    def _living_count(self) -> int:
         """How many clients there are, without those that are lost: their lease has ended, and nobody will hear from them."""
         clients = [connection.session for connection in list(self._connections.values()) if connection.is_welcome]
         return sum(not self._service.is_lost(session) for session in clients)
 
-    def turn(self) -> None:
+    # --- the thread --------------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while self._farewell is None:
+            self._turn()
+        self._say_farewell(self._farewell)
+
+    def _turn(self) -> None:
         """Wait until there is something to do, and do it."""
         ready = self._poll.poll(self._patience_s(), CONNECTIONS)
         now = self._clock()
         self._serve_ready(ready, now)
-        expiry = self._service.next_expiry()
+        expiry = self._service.keyspace.next_expiry()
         if expiry is not None and expiry <= now:  # what came while we were busy is still in time
             self._serve_ready(self._poll.poll(0, CONNECTIONS), now)
         self._service.tick(now)
@@ -92,7 +275,7 @@ class ServingLoop:
 
     def _patience_s(self) -> float | None:
         """How long there is nothing to do, unless something comes."""
-        times = [self._service.next_expiry(), self._doorway.opens_at, self._refusals.due_at]
+        times = [self._service.keyspace.next_expiry(), self._doorway.opens_at, self._refusals.due_at]
         if self._strangers:
             times.append(next(iter(self._strangers.values())).accepted_at + HANDSHAKE_S)
         known = [time for time in times if time is not None]
@@ -117,8 +300,9 @@ class ServingLoop:
             self._refusals.add(peer, f"there are {CONNECTIONS} connections already")
             sock.close()
             return
-        welcome = Welcome(self._incarnation, new_token())
-        connection = Connection(sock, peer, self._make_handshake(welcome), Session(welcome.session), now)
+        welcome = Welcome(self.incarnation, new_token())
+        handshake = ServerHandshake(self._run_id, self._secret, welcome, self._service.sessions.token_of)
+        connection = Connection(sock, peer, handshake, Session(welcome.session), now)
         self._connections[connection.fd] = self._strangers[connection.fd] = connection
         self._poll.register(connection.fd, select.EPOLLIN)
         if self._take_in_worker is not None:
@@ -159,7 +343,8 @@ class ServingLoop:
         if reason:
             self._refusals.add(connection.peer, reason)
         if connection.is_welcome:
-            self._on_fewer()
+            with self._fewer:
+                self._fewer.notify_all()
 
     # --- one connection ----------------------------------------------------------------------------------------------------
 
@@ -203,7 +388,7 @@ class ServingLoop:
             self._strangers.pop(connection.fd, None)
         connection.send(answer)
         if (lease := connection.handshake.vouched_lease) is not None:
-            self._service.vouch(lease)
+            self._service.keyspace.vouch(lease)
             self._see_off(connection, "", now)
 
     def _account(self, connection: Connection, now: float) -> None:
@@ -242,7 +427,7 @@ class ServingLoop:
 
     # --- the end -----------------------------------------------------------------------------------------------------------
 
-    def say_farewell(self, reason: str) -> None:
+    def _say_farewell(self, reason: str) -> None:
         """Tell everybody that the store ends, and let what is still to be said go out, but not for long."""
         for connection in self._connections.values():
             if connection.is_welcome:
@@ -255,80 +440,8 @@ class ServingLoop:
             self._serve_ready(self._poll.poll(deadline - now, CONNECTIONS), now)
             self._flush_touched(now)
 
-    def close(self) -> None:
-        """Close everything; the loop must not run any more."""
+    def _close(self) -> None:
         for connection in self._connections.values():
             connection.close()
         self._doorway.close()
         self._poll.close()
-
-
-# --- server ----------------------------------------------------------------------------------------------------------------
-
-
-INCARNATION_BYTES = 8
-LOOK_AGAIN_S = 0.25
-
-
-class CoordinationServer:
-    """Serves the store of one job on sockets that listen already, which it owns from now on."""
-
-    def __init__(
-        self,
-        sockets: Sequence[socket.socket],
-        run_id: str,
-        secret: bytes | None,
-        *,
-        clock: Callable[[], float] = time.monotonic,
-        take_in_worker: Callable[[socket.socket, str], None] | None = None,
-    ) -> None:
-        """`take_in_worker` gets the connections of those who speak torch's TCPStore protocol; without it they are refused."""
-        self.incarnation = os.urandom(INCARNATION_BYTES).hex()
-        self.addresses = [address_of(sock) for sock in sockets]
-        for sock in sockets:
-            sock.setblocking(False)
-
-        service = StoreService(Keyspace())
-
-        def make_handshake(welcome: Welcome) -> ServerHandshake:
-            return ServerHandshake(run_id, secret, welcome, service.token_of)
-
-        self._clock = clock
-        self._fewer = threading.Condition()
-        wake_fd = WakeFd()
-        self._loop = ServingLoop(sockets, service, make_handshake, self.incarnation, clock, self._notify, wake_fd, take_in_worker)
-        self._thread = ServiceThread("store", wake_fd, self._run, self._loop.close)
-        self._farewell: str | None = None
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def wait_until_alone(self, deadline: float, except_for: int = 1) -> bool:
-        """Wait, until `deadline` at the latest, until at most `except_for` clients are left; whether that is so.
-
-        A node whose lease has ended is lost, even if its connection does not show it yet.
-        """
-        with self._fewer:
-            while self._loop.living_count() > except_for:
-                left_s = deadline - self._clock()
-                if left_s <= 0:
-                    return False
-                self._fewer.wait(min(left_s, LOOK_AGAIN_S))  # nobody notifies of a lease that runs out
-        return True
-
-    def stop(self, linger_s: float = 0.0, reason: str = "its host has ended") -> None:
-        """End the server once everybody has gone, or `linger_s` from now; who is left then is told the `reason`."""
-        if self._farewell is not None:
-            return
-        self.wait_until_alone(self._clock() + linger_s, except_for=0)
-        self._farewell = reason
-        self._thread.stop()
-
-    def _run(self) -> None:
-        while self._farewell is None:
-            self._loop.turn()
-        self._loop.say_farewell(self._farewell)
-
-    def _notify(self) -> None:
-        with self._fewer:
-            self._fewer.notify_all()

@@ -2,54 +2,41 @@
 
 It knows connections, but no sockets and no clock. A request that breaks the rules raises RequestError, which ends the
 connection; one that cannot be done is answered with ``[number, "error", kind, text]``.
-
-Who is to be told of which change.
-
-Connections that watch the same prefixes are one *group*: what they are told is the same, so it is written down once for all of
-them. A change finds its groups by the beginnings of its key, so that it costs the same however many groups there are.
-
-Who a connection belongs to, and which lease is whose.
-
-A session begins with a welcome and outlives its connection while it has a lease: whoever knows its token, a random number that
-only its owner was told, may take it up on a new connection. A lease is used by its session only.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
-from rallypoint.coordination.embedded.connection import Connection
-from rallypoint.coordination.embedded.wire import (
-    MOST_WATCHES,
-    RequestError,
-    decode,
-    decode_transaction,
-    encode,
-    encode_in_parts,
-    encode_item,
-    number,
-    seconds,
-    text,
-)
+from rallypoint.coordination.embedded import wire
+from rallypoint.coordination.embedded.wire import RequestError, encode, encode_in_parts, number, text
 from rallypoint.coordination.keyspace import Compacted, Keyspace, UnknownLease
 from rallypoint.coordination.model import Event, Put, Transaction
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from rallypoint.coordination.embedded.connection import Connection
+    from rallypoint.coordination.embedded.server import Connection
 
     Prefixes = frozenset[str]
-    from collections.abc import Callable
+    Handler = Callable[[Connection, "Session", int, list[object]], None]
 
 __all__ = ["Session", "Sessions", "StoreService", "Watchers"]
 
-
-# --- watchers --------------------------------------------------------------------------------------------------------------
+TOKEN_BYTES = 16
+FORGET_AFTER_S = 60.0  # who has not come back by then has long lost its lease
+MOST_AWAY = 16_384
+KEYSPACE_BYTES = 64 * 1024 * 1024
+FEW_ITEMS = 16  # an answer of so few is written down at once
+TOKEN_CHARACTERS = 64
 
 
 class Watchers:
-    """The prefixes that each connection watches, and the connections of each set of prefixes."""
+    """The prefixes that each connection watches, and the connections of each set of prefixes.
+
+    Connections that watch the same prefixes are one *group*: what they are told is the same, so it is written down once for all
+    of them. A change finds its groups by the beginnings of its key, so that it costs the same however many groups there are.
+    """
 
     def __init__(self) -> None:
         self._prefixes: dict[Connection, Prefixes] = {}
@@ -110,20 +97,15 @@ class Watchers:
                     del self._lengths[len(prefix)]
 
 
-# --- sessions --------------------------------------------------------------------------------------------------------------
-
-
-TOKEN_BYTES = 16
-FORGET_AFTER_S = 60.0  # who has not come back by then has long lost its lease
-MOST_AWAY = 16_384
-
-
 def new_token() -> str:
     return os.urandom(TOKEN_BYTES).hex()
 
 
 class Session:
-    """`lease` is 0 while it has none; `connection` is None while it has none."""
+    """Begins with a welcome and outlives its connection while it has a lease, which is 0 while it has none.
+
+    Whoever knows its token, a random number that only its owner was told, may take it up on a new connection.
+    """
 
     def __init__(self, token: str) -> None:
         self.token = token
@@ -176,7 +158,7 @@ class Sessions:
     def resume(self, token: str, now: float) -> Session | None:
         """The session of that token, if its lease lives."""
         session = self._sessions.get(token)
-        if session is None or not self._keyspace.resume(session.lease, now):
+        if session is None or not self._keyspace.keep_alive(session.lease, now):
             return None
         self._away.pop(token, None)
         return session
@@ -195,25 +177,13 @@ class Sessions:
             self._forget(oldest)
 
 
-# --- service ---------------------------------------------------------------------------------------------------------------
-
-
-KEYSPACE_BYTES = 64 * 1024 * 1024
-FEW_ITEMS = 16  # an answer of so few is written down at once
-TOKEN_CHARACTERS = 64
-
-
-if TYPE_CHECKING:
-    Handler = Callable[[Connection, Session, int, list[object]], None]
-
-
 class StoreService:
     """The store without its network. `touched` are the connections that something was said to."""
 
     def __init__(self, keyspace: Keyspace, keyspace_bytes: int = KEYSPACE_BYTES) -> None:
-        self._keyspace = keyspace
+        self.keyspace = keyspace
+        self.sessions = Sessions(keyspace)
         self._keyspace_bytes = keyspace_bytes
-        self._sessions = Sessions(keyspace)
         self._watchers = Watchers()
         self._told_revision = keyspace.revision
         self._now = 0.0
@@ -235,7 +205,7 @@ class StoreService:
     def serve(self, connection: Connection, body: bytes, now: float) -> None:
         """Do one request, and answer it."""
         self._now = now
-        request_id, what, *arguments = decode(body)
+        request_id, what, *arguments = wire.decode(body)
         count, handler = self._handlers.get(what, (-1, self._transact))
         if count != len(arguments):
             raise RequestError("unknown request")
@@ -245,7 +215,7 @@ class StoreService:
         """The connection has ended."""
         self._watchers.assign(connection, frozenset())
         if connection.session.connection is connection:
-            self._sessions.leave(connection.session, now)
+            self.sessions.leave(connection.session, now)
 
     def take_replaced(self) -> list[Connection]:
         """The connections that gave way to a new one of the same session, to be closed."""
@@ -253,28 +223,17 @@ class StoreService:
         return replaced
 
     def is_lost(self, session: Session) -> bool:
-        return bool(session.lease) and not self._keyspace.has_lease(session.lease)
-
-    def token_of(self, lease: int) -> str | None:
-        """The token of the session that has this lease; None if it has ended."""
-        return self._sessions.token_of(lease)
-
-    def vouch(self, lease: int) -> None:
-        """Every process of the owner of this lease is gone: nobody has to wait for it."""
-        self._keyspace.vouch(lease)
-
-    def next_expiry(self) -> float | None:
-        return self._keyspace.next_expiry()
+        return bool(session.lease) and not self.keyspace.has_lease(session.lease)
 
     def tick(self, now: float) -> None:
         """End what is over, and tell everybody what has changed."""
-        self._keyspace.tick(now)
+        self.keyspace.tick(now)
         self.tell()
 
     def tell(self) -> None:
         """All that has changed since the last time, to those that watch it: written down once for each group of them."""
-        events = self._keyspace.take_changes()
-        self._told_revision = self._keyspace.revision
+        events = self.keyspace.take_changes()
+        self._told_revision = self.keyspace.revision
         if not events:
             return
         for its_events, members in self._watchers.route(events):
@@ -287,12 +246,12 @@ class StoreService:
     # --- requests ----------------------------------------------------------------------------------------------------------
 
     def _transact(self, connection: Connection, session: Session, request_id: int, arguments: list[object]) -> None:
-        transaction = decode_transaction(*arguments)
+        transaction = wire.decode_transaction(*arguments)
         if (error := self._objection(transaction, session)) is not None:
             connection.send(encode([request_id, "error", *error]))
             return
         try:
-            outcome = self._keyspace.transact(transaction)
+            outcome = self.keyspace.transact(transaction)
         except UnknownLease as unknown:
             connection.send(encode([request_id, "error", "lease", str(unknown)]))
         except ValueError as invalid:
@@ -300,13 +259,13 @@ class StoreService:
         else:
             answer = (request_id, "outcome", outcome.succeeded, outcome.revision)
             if len(outcome.items) <= FEW_ITEMS and sum(len(item.value) for item in outcome.items if item) < 4096:
-                connection.send(encode([*answer, [encode_item(item) for item in outcome.items]]))
+                connection.send(encode([*answer, [wire.encode_item(item) for item in outcome.items]]))
             else:
                 connection.send_each(encode_in_parts(answer, outcome.items))
 
     def _objection(self, transaction: Transaction, session: Session) -> tuple[str, str] | None:
         """The kind of error and the text, if this session may not do this, or there is no room for it."""
-        room = self._keyspace_bytes - self._keyspace.size_bytes
+        room = self._keyspace_bytes - self.keyspace.size_bytes
         for operation in (*transaction.then, *transaction.otherwise):
             if isinstance(operation, Put):
                 if operation.lease and operation.lease != session.lease:
@@ -317,7 +276,7 @@ class StoreService:
         return None
 
     def _read(self, connection: Connection, session: Session, request_id: int, arguments: list[object]) -> None:
-        snapshot = self._keyspace.read(text(arguments[0]))
+        snapshot = self.keyspace.read(text(arguments[0]))
         connection.send_each(encode_in_parts((request_id, "snapshot", snapshot.revision), snapshot.items))
 
     def _watch(self, connection: Connection, session: Session, request_id: int, arguments: list[object]) -> None:
@@ -325,10 +284,10 @@ class StoreService:
         prefix, from_revision = text(arguments[0]), number(arguments[1])
         self.tell()
         prefixes = self._watchers.of(connection) | {prefix}
-        if len(prefixes) > MOST_WATCHES:
-            raise RequestError(f"more than {MOST_WATCHES} watches")
+        if len(prefixes) > wire.MOST_WATCHES:
+            raise RequestError(f"more than {wire.MOST_WATCHES} watches")
         try:
-            events = self._keyspace.changes(prefix, from_revision)
+            events = self.keyspace.changes(prefix, from_revision)
         except Compacted as compacted:
             connection.send(encode([request_id, "error", "compacted", str(compacted)]))
             return
@@ -341,16 +300,16 @@ class StoreService:
         connection.send(encode([request_id, "done"]))
 
     def _grant(self, connection: Connection, session: Session, request_id: int, arguments: list[object]) -> None:
-        lease = self._sessions.grant(session, seconds(arguments[0]), self._now)
+        lease = self.sessions.grant(session, wire.seconds(arguments[0]), self._now)
         connection.send(encode([request_id, "granted", lease]))
 
     def _keep(self, connection: Connection, session: Session, request_id: int, arguments: list[object]) -> None:
         """The answer says too up to which revision the client has been told everything, which helps it after a break."""
-        is_kept = session.lease == number(arguments[0]) and self._sessions.keep(session, self._now)
+        is_kept = session.lease == number(arguments[0]) and self.sessions.keep(session, self._now)
         connection.send(encode([request_id, "kept", is_kept, self._told_revision]))
 
     def _revoke(self, connection: Connection, session: Session, request_id: int, arguments: list[object]) -> None:
-        self._sessions.revoke(session)
+        self.sessions.revoke(session)
         connection.send(encode([request_id, "done"]))
 
     def _resume(self, connection: Connection, session: Session, request_id: int, arguments: list[object]) -> None:
@@ -358,7 +317,7 @@ class StoreService:
         token = arguments[0]
         if type(token) is not str or len(token) > TOKEN_CHARACTERS or session.lease:
             raise RequestError("nothing to take up")
-        known = self._sessions.resume(token, self._now)
+        known = self.sessions.resume(token, self._now)
         connection.send(encode([request_id, "resumed", 0 if known is None else known.lease]))
         if known is not None:
             if known.connection is not None:

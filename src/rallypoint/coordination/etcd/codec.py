@@ -3,7 +3,7 @@
 Keys and values are base64, 64-bit numbers are text, and whatever is zero, false or empty is left out. Keys are text, and no
 text in UTF-8 has the byte 255: so all keys that begin with some text lie before that text with this byte behind it, and what
 begins with prefix and 255 is out of every reader's sight. There the engine keeps one key for each lease, bound to it, by which
-watchers tell why a key has gone (`etcd_causes`).
+watchers tell why a key has gone (`threads.events_of`).
 """
 
 from __future__ import annotations
@@ -23,18 +23,8 @@ if TYPE_CHECKING:
     Fields = dict[str, Any]
 
 __all__ = [
-    "OPERATIONS",
-    "Change",
-    "Malformed",
-    "Words",
-    "counts",
-    "encode",
-    "fields_of",
-    "flag",
-    "leases",
-    "number",
-    "revision_of",
-]
+    "OPERATIONS", "Change", "Malformed", "Words", "counts", "encode", "fields_of", "flag", "leases", "number", "revision_of",
+]  # fmt: skip
 
 OPERATIONS = 128  # in each list of a transaction, that of its comparisons too
 REQUEST_BYTES = 3 * 512 * 1024
@@ -147,21 +137,18 @@ class Words:
             "failure": [self._operation(operation) for operation in transaction.otherwise if not isinstance(operation, EndLease)],
         }
 
-    def reading(self, prefix: str) -> Fields:
-        return self._under(prefix)
-
     def presence(self) -> Fields:
         """Asks for next to nothing, but as one who may read here."""
-        return {**self._under(""), "count_only": True}
+        return {**self.reading(""), "count_only": True}
 
     def past(self, revision: int) -> Fields:
         """Asks whether that revision is remembered."""
-        return {**self._under(""), "count_only": True, "revision": str(revision)}
+        return {**self.reading(""), "count_only": True, "revision": str(revision)}
 
     def watching(self, prefix: str, from_revision: int) -> Fields:
         """From the oldest there is on, if from 0: etcd would take that for now."""
         begin = str(max(1, from_revision))
-        return {"create_request": {**self._under(prefix), "start_revision": begin, "prev_kv": True, "progress_notify": True}}
+        return {"create_request": {**self.reading(prefix), "start_revision": begin, "prev_kv": True, "progress_notify": True}}
 
     def were_bound(self, leases: Iterable[tuple[int, int]]) -> Fields:
         """Asks, for each lease, whether its own key was there at that revision."""
@@ -172,7 +159,8 @@ class Words:
         """The key, hidden from readers, that is bound to this lease."""
         return _base64(self._root + LEASE_KEYS + f"{lease:x}".encode())
 
-    def _under(self, prefix: str) -> Fields:
+    def reading(self, prefix: str) -> Fields:
+        """All keys under the prefix."""
         first = self._root + prefix.encode()
         return {"key": _base64(first), "range_end": _base64(first + AFTER_ALL_TEXT)}
 
@@ -194,7 +182,7 @@ class Words:
             case Put(key, value, lease):
                 return {"request_put": {"key": self._key(key), "value": _base64(value), "lease": str(lease)}}
             case Delete(key, is_prefix):
-                return {"request_delete_range": self._under(key) if is_prefix else {"key": self._key(key)}}
+                return {"request_delete_range": self.reading(key) if is_prefix else {"key": self._key(key)}}
             case Get(key):
                 return {"request_range": {"key": self._key(key)}}
 

@@ -1,42 +1,45 @@
 """A job's coordination store on an etcd v3 cluster, through the JSON gateway that each of its members has.
 
-Calls are made in the owner's thread. A thread keeps the lease and looks after the way to the cluster (`etcd_keeper`), another
-one reads each watch (`etcd_watch`); what they find is taken with `take_events`. All of them use one endpoint, and go to another
-one together.
+Calls are made in the owner's thread. A thread keeps the lease and looks after the way to the cluster, another one reads each
+watch (`threads`); what they find is taken with `take_events`. All of them use one endpoint, and go to another one together.
+`EtcdCell` is the same cluster for those who want no more than one key of it.
 """
 
 from __future__ import annotations
 
 import math
+import threading
 import time
 from contextlib import contextmanager
 from zlib import crc32
 
-from rallypoint.coordination.engine import Coordination, LeaseLostError, RefusedError, StoreGoneError, UnreachableError
-from rallypoint.coordination.etcd.access import EtcdAccess
+from rallypoint.coordination.engine import (
+    Coordination,
+    CoordinationError,
+    LeaseLostError,
+    RefusedError,
+    StoreGoneError,
+    UnreachableError,
+    uses_foreign_lease,
+)
 from rallypoint.coordination.etcd.codec import Malformed, Words, number, revision_of
 from rallypoint.coordination.etcd.errors import EtcdError
-from rallypoint.coordination.etcd.gateway import Caller
-from rallypoint.coordination.etcd.keeper import Keeper
-from rallypoint.coordination.etcd.talk import Answer, EtcdCluster
-from rallypoint.coordination.etcd.watch import EtcdWatch, Reports
-from rallypoint.coordination.fence import Connection
-from rallypoint.coordination.held_lease import HeldLease
-from rallypoint.coordination.model import Delete, EndLease, Event, Outcome, Put, Snapshot, Transaction
+from rallypoint.coordination.etcd.gateway import GRANT, RANGE, TXN, Answer, Caller, EtcdAccess, EtcdCluster
+from rallypoint.coordination.etcd.threads import EtcdWatch, Keeper, Reports
+from rallypoint.coordination.fence import Connection, HeldLease
+from rallypoint.coordination.model import Compare, Delete, EndLease, Event, Get, Item, Outcome, Put, Snapshot, Transaction
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from rallypoint.coordination.etcd.codec import Fields
-    from rallypoint.coordination.model import Operation
 
     Clock = Callable[[], float]
 
-__all__ = ["EtcdCoordination"]
+__all__ = ["EtcdCell", "EtcdCoordination"]
 
-RANGE, PUT, TXN = "/v3/kv/range", "/v3/kv/put", "/v3/kv/txn"
-GRANT, REVOKE = "/v3/lease/grant", "/v3/lease/revoke"
+PUT, REVOKE = "/v3/kv/put", "/v3/lease/revoke"
 FAREWELL_S = 60  # how long it is remembered that a lease was given back
 MOST_WATCHES = 16
 
@@ -80,9 +83,10 @@ class EtcdCoordination(Coordination):
     # --- the store ---------------------------------------------------------------------------------------------------------
 
     def transact(self, transaction: Transaction, deadline: float) -> Outcome:
-        operations = (*transaction.then, *transaction.otherwise)
-        if any(map(self._is_foreign, operations)):
+        lease = self._keeper.lease
+        if uses_foreign_lease(transaction, lease.number if lease is not None and not lease.is_lost else 0):
             raise LeaseLostError("a put names a lease that is not this node's, or that has ended")
+        operations = (*transaction.then, *transaction.otherwise)
         changes_nothing = not any(isinstance(operation, Put | Delete) for operation in operations)
         question = self._words.transaction(transaction)
         with self._serving():
@@ -180,11 +184,6 @@ class EtcdCoordination(Coordination):
             if not error.is_lease_gone:
                 raise
 
-    def _is_foreign(self, operation: Operation) -> bool:
-        lease = self._keeper.lease
-        own = lease.number if lease is not None and not lease.is_lost else 0
-        return isinstance(operation, Put) and operation.lease not in (0, own)
-
     # --- being a client ----------------------------------------------------------------------------------------------------
 
     def fileno(self) -> int:
@@ -263,3 +262,62 @@ class EtcdCoordination(Coordination):
 
     def _where(self) -> str:
         return self._cluster.names[self._cluster.home]
+
+
+class EtcdCell:
+    """The key `name` under `prefix`: a cell of bytes with a version, without a thread of its own.
+
+    It is gone when nobody has written it for `ttl_s`, or for half of that.
+    """
+
+    def __init__(self, access: EtcdAccess, prefix: str, name: str, ttl_s: float) -> None:
+        self._words = Words(f"{prefix}/")
+        self._cluster = EtcdCluster(access)
+        self._caller = Caller(self._cluster)
+        self._key, self._ttl_s = name, ttl_s
+        self._timeout_s = access.read_timeout_s
+        self._lease, self._lease_from = 0, 0.0
+        self._lock = threading.Lock()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_lock"):
+            self.close()
+
+    def close(self) -> None:
+        """End the connection; the next call opens another."""
+        self._caller.hang_up()
+
+    def get(self) -> Item | None:
+        return self._ask(Transaction((), (Get(self._key),))).items[0]
+
+    def put(self, value: bytes, mod_revision: int) -> tuple[bool, Item | None]:
+        """Write it if it was last changed at that revision, 0 if there is none; whether that was so, and what is there now."""
+        with self._lock:
+            lease = self._current_lease()
+        unchanged = Compare(self._key, "mod", mod_revision)
+        outcome = self._ask(Transaction((unchanged,), (Put(self._key, value, lease), Get(self._key)), (Get(self._key),)))
+        return outcome.succeeded, outcome.items[0]
+
+    def _current_lease(self) -> int:
+        """One for all that is written within half of its time."""
+        now = time.monotonic()
+        if not self._lease or now >= self._lease_from + self._ttl_s / 2:
+            answer = self._call(GRANT, {"TTL": str(math.ceil(self._ttl_s))}, is_repeatable=True)
+            self._lease, self._lease_from = number(answer, "ID"), now
+        return self._lease
+
+    def _ask(self, transaction: Transaction) -> Outcome:
+        changes_nothing = all(isinstance(operation, Get) for operation in transaction.then)
+        with self._lock:
+            answer = self._call(TXN, self._words.transaction(transaction), is_repeatable=changes_nothing)
+        return self._words.outcome(answer)
+
+    def _call(self, path: str, question: dict[str, object], *, is_repeatable: bool) -> dict[str, object]:
+        """A lease that etcd has forgotten is asked for anew the next time."""
+        try:
+            return self._caller.call(path, question, time.monotonic() + self._timeout_s, is_repeatable=is_repeatable).fields
+        except EtcdError as error:
+            self._lease = 0 if error.is_lease_gone else self._lease
+            raise RefusedError(f"etcd refuses the request: {error}") from error
+        except Malformed as error:
+            raise CoordinationError(f"etcd gives {error}") from error

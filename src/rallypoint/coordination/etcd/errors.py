@@ -2,8 +2,6 @@
 
 A `Failure` is one endpoint's: another may do better. When none does, all of them together become the error that the caller
 sees: RefusedError where waiting does not help at any of them, UnreachableError where it may.
-
-What an endpoint's answer means: the fields of one that is well, or an error that says why it is not.
 """
 
 from __future__ import annotations
@@ -25,24 +23,9 @@ if TYPE_CHECKING:
     from rallypoint.net.wake_fd import WakeFd
 
 __all__ = [
-    "NOT_ETCD",
-    "EtcdError",
-    "Failure",
-    "TokenRefused",
-    "check_answer",
-    "check_not_cancelled",
-    "error_of",
-    "explain_hang_up",
-    "explain_not_found",
-    "failure_of",
-    "is_hang_up",
-    "refusal",
-    "summary",
-]
-
-
-# --- etcd errors -----------------------------------------------------------------------------------------------------------
-
+    "NOT_ETCD", "EtcdError", "Failure", "TokenRefused", "check_answer", "check_not_cancelled", "error_of", "explain_hang_up",
+    "explain_not_found", "failure_of", "is_hang_up", "refusal", "summary",
+]  # fmt: skip
 
 CANCELLED, UNKNOWN, INVALID, LATE, NOT_FOUND, DENIED, EXHAUSTED, OUT_OF_RANGE, UNAVAILABLE, UNAUTHENTICATED = (
     1, 2, 3, 4, 5, 7, 8, 11, 14, 16,
@@ -52,6 +35,11 @@ NO_LEADER = "its cluster has no leader (its quorum is lost): too few of its memb
 NOT_BEGUN = ("no leader", "too many requests", "learner", "not capable")
 TOKEN_REFUSALS = ("invalid auth token", "revision of auth store is old")
 LONGEST_MESSAGE = 200
+OLDEST_VERSION = (3, 4)
+NOT_ETCD = "it is not etcd: give the address at which etcd's clients are served"
+ASKED_WITHOUT_TLS = "it speaks TLS, and was asked without: see protocol"
+CERTIFICATE_WITH_A_NAME = "where users are asked for, its gateway takes no client certificate with a CommonName: use one without"
+PROXY_TROUBLE = range(500, 600)
 
 
 class Failure(Exception):
@@ -163,16 +151,6 @@ def summary(failures: Sequence[tuple[str, Failure]]) -> CoordinationError:
     if all(failure.is_other_cluster for failure in found):
         return StoreGoneError(text)
     return RefusedError(text) if all(failure.is_final for failure in found) else UnreachableError(text)
-
-
-# --- etcd answers ----------------------------------------------------------------------------------------------------------
-
-
-OLDEST_VERSION = (3, 4)
-NOT_ETCD = "it is not etcd: give the address at which etcd's clients are served"
-ASKED_WITHOUT_TLS = "it speaks TLS, and was asked without: see protocol"
-CERTIFICATE_WITH_A_NAME = "where users are asked for, its gateway takes no client certificate with a CommonName: use one without"
-PROXY_TROUBLE = range(500, 600)
 
 
 def check_answer(status: int, body: bytes, user: str | None) -> Fields:

@@ -3,8 +3,6 @@
 As those of EtcdServer, its ports are held by sockets that are bound but do not listen; see there. That does not keep out another
 agent of this machine, which does the same. So whoever has an endpoint also has a socket of a name that only one can have, and
 that the kernel frees when its process ends, however that ends.
-
-What members of a bootstrapped cluster say of it: who is in it, how one that has no data comes in, and who still uses it.
 """
 
 from __future__ import annotations
@@ -25,27 +23,21 @@ from rallypoint.base import environment, report
 from rallypoint.base.records import Value
 from rallypoint.base.text import host_port
 from rallypoint.coordination.engine import CoordinationError, RefusedError, UnreachableError
-from rallypoint.coordination.etcd.access import EtcdAccess
 from rallypoint.coordination.etcd.codec import Malformed, Words, number
 from rallypoint.coordination.etcd.errors import EtcdError
-from rallypoint.coordination.etcd.gateway import Caller
-from rallypoint.coordination.etcd.process import EtcdProcess
-from rallypoint.coordination.etcd.talk import EtcdCluster
+from rallypoint.coordination.etcd.gateway import RANGE, Caller, EtcdAccess, EtcdCluster
+from rallypoint.coordination.etcd.server import EtcdProcess
 from rallypoint.coordination.model import Snapshot
 from rallypoint.errors import UsageError
-from rallypoint.net.listening import resolve
+from rallypoint.net.endpoint import resolve
 from rallypoint.net.wake_fd import WakeFd
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from rallypoint.coordination.etcd.codec import Fields
-    from rallypoint.net.listening import Address
+    from rallypoint.net.endpoint import Address
 
 __all__ = ["Claim", "Entry", "Member", "Membership", "Plan", "PortTaken", "UnreachableName", "claim_endpoint", "plan_cluster"]
-
-
-# --- etcd member -----------------------------------------------------------------------------------------------------------
-
 
 SIZES = (1, 3, 5)
 LAST_PORT = 65535
@@ -54,6 +46,11 @@ PREFIX = "rallypoint_etcd_"
 KEPT_REVISIONS = 10_000  # etcd looks every five minutes, and forgets what is older
 QUOTED_CHARACTERS = 300
 FAREWELL_S = 0.5
+LIST, ADD, REMOVE = "/v3/cluster/member/list", "/v3/cluster/member/add", "/v3/cluster/member/remove"
+ASK_S = 0.5  # how long a cluster may take to show that it is there
+CHANGE_S = 5.0
+READ_S = 1.0
+CONNECT_S = 0.3
 
 
 class PortTaken(Exception):
@@ -100,9 +97,6 @@ def plan_cluster(access: EtcdAccess, run_id: str) -> Plan:
             name = host_port(host, port)
             raise UsageError(f"bootstrap=true: the member at {name} needs that port and the next one (for its peers) for itself")
     return Plan(endpoints, sha256(f"rallypoint {run_id}".encode()).hexdigest()[:16])
-
-
-# --- whose endpoint is it --------------------------------------------------------------------------------------------------
 
 
 class Claim:
@@ -193,9 +187,6 @@ def _lock(name: str) -> socket.socket | None:
     return lock
 
 
-# --- its etcd --------------------------------------------------------------------------------------------------------------
-
-
 class Member:
     """The etcd of one endpoint, and its folder, which is gone after `close`. What one that was killed has left goes before."""
 
@@ -271,19 +262,11 @@ class Member:
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
-# --- etcd membership -------------------------------------------------------------------------------------------------------
-
-
-LIST, ADD, REMOVE = "/v3/cluster/member/list", "/v3/cluster/member/add", "/v3/cluster/member/remove"
-RANGE = "/v3/kv/range"
-ASK_S = 0.5  # how long a cluster may take to show that it is there
-CHANGE_S = 5.0
-READ_S = 1.0
-CONNECT_S = 0.3
-
-
 class Membership:
-    """The cluster of a plan, as a client sees it. Used by any thread; `interrupt` ends what it is doing in `entry`."""
+    """The cluster of a plan, as a client sees it: who is in it, how one that has no data comes in, and who still uses it.
+
+    Used by any thread; `interrupt` ends what it is doing in `entry`.
+    """
 
     def __init__(self, plan: Plan, access: EtcdAccess) -> None:
         self._plan = plan
