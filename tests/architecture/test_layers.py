@@ -51,8 +51,8 @@ PURE_MODULES = {
     "net": ["http"],
     "processes": ["inactivity"],
     "protocol": [
-        "agent_machine", "board", "failure_reports", "generation", "job_records", "leader", "news", "participant", "ranks",
-        "restarts", "seating", "session", "shutdown", "stale_job", "tenure", "verdict", "worker_plan",
+        "agent_machine", "generation", "job_records", "leader", "participant", "restarts", "session", "shutdown", "verdict",
+        "worker_plan",
     ],
     "store": ["values"],
     "story": ["chronicle", "event_records", "goodput", "phases", "story"],

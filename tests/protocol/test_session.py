@@ -8,9 +8,7 @@ from hypothesis import strategies as st
 
 from rallypoint.protocol import job_records as job
 from rallypoint.protocol.agent_machine import JobEnded
-from rallypoint.protocol.failure_reports import NodeReport
 from rallypoint.protocol.generation import Policy
-from rallypoint.protocol.news import Ended, Fenced, Lost, Progress, Refused, Regroup, Seated, TimedOut, Word
 from rallypoint.protocol.participant import Joining, Participant
 from rallypoint.protocol.restarts import Purse, RestartPolicy
 from rallypoint.protocol.session import (
@@ -20,30 +18,39 @@ from rallypoint.protocol.session import (
     Ask,
     Depart,
     Done,
+    Ended,
     EndWorkerStore,
     Expired,
     Failed,
+    Fenced,
     Finished,
     GiveUp,
     Go,
     JobOver,
     Leave,
+    Lost,
     Me,
     Member,
     Observation,
     Over,
+    Progress,
+    Refused,
+    Regroup,
     SayClosed,
     SayDeparting,
     SayDone,
     SayFailed,
     SayReady,
+    Seated,
     State,
     Stay,
     Staying,
     StoreLost,
     TakeSeat,
     Tell,
+    TimedOut,
     Waiting,
+    Word,
     closes_the_job,
     has_to_regroup,
     hear,
@@ -52,6 +59,7 @@ from rallypoint.protocol.session import (
     seat_of,
     step,
 )
+from rallypoint.protocol.verdict import NodeReport
 
 
 def seated(number: int) -> Seated:

@@ -17,7 +17,7 @@ from tests.ports import free_port
 
 from rallypoint.base import report
 from rallypoint.errors import RendezvousError, UsageError
-from rallypoint.protocol.failure_reports import WorkerFailure
+from rallypoint.protocol.verdict import NodeReport, WorkerFailure
 from rallypoint.rendezvous import static, static_nodes
 from rallypoint.rendezvous.coordinated import Introduction
 from rallypoint.rendezvous.dynamic import DynamicRendezvous
@@ -289,7 +289,8 @@ class Node:
         return info
 
     def fail(self) -> None:
-        self.handler.report_failure({self.rank: WorkerFailure(self.rank, 0, "default", "host", os.getpid(), 1, "boom", 0.0, "")})
+        failure = WorkerFailure(self.rank, 0, "default", "host", os.getpid(), 1, "boom", 0.0, "")
+        self.handler.report_failure(NodeReport(failures=(failure,)))
 
     def stop(self) -> None:
         """Wait until the generation is over."""

@@ -16,13 +16,13 @@ from rallypoint.coordination import keyspace
 from rallypoint.coordination.embedded.client import Watches
 from rallypoint.coordination.held_lease import HeldLease
 from rallypoint.coordination.model import Compare, Outcome, Put, Transaction
-from rallypoint.protocol import generation, leader, news, seating, session
+from rallypoint.protocol import generation, leader, session
 from rallypoint.protocol import job_records as job
 from rallypoint.protocol.generation import Current, Gone, Policy
 from rallypoint.protocol.leader import Forming, Leader, Roster
 from rallypoint.protocol.participant import Membership, Participant
 from rallypoint.protocol.restarts import Again, Purse
-from rallypoint.protocol.tenure import Tenure
+from rallypoint.protocol.session import Tenure
 
 __all__ = ["BUGS", "planted"]
 
@@ -155,7 +155,7 @@ def joiner_after_a_done() -> Patches:
 
 @bug
 def ranks_not_kept() -> Patches:
-    return [(seating, "_old_places", lambda chosen, before: {})]
+    return [(generation, "_old_places", lambda chosen, before: {})]
 
 
 @bug
@@ -238,7 +238,7 @@ def waits_for_a_seat_after_the_end() -> Patches:
 @bug
 def stays_after_the_end_of_the_job() -> Patches:
     def after(state, word):
-        return state if isinstance(state, session.Staying) and isinstance(word, news.Ended) else real(state, word)
+        return state if isinstance(state, session.Staying) and isinstance(word, session.Ended) else real(state, word)
 
     real = session._after
     return [(session, "_after", after)]

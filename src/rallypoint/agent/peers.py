@@ -19,14 +19,14 @@ from rallypoint.base import report
 from rallypoint.base.signals import inbox
 from rallypoint.processes.context import wait_readable
 from rallypoint.protocol import agent_machine, restarts
-from rallypoint.protocol.ranks import WorkerRanks
+from rallypoint.protocol.worker_plan import WorkerRanks
 from rallypoint.rendezvous.coordinated import CoordinatedHandler, Introduction
 from rallypoint.rendezvous.handler import RendezvousHandler, RendezvousInfo, WakingHandler
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from rallypoint.failures.process_failure import ProcessFailure
-    from rallypoint.protocol.failure_reports import WorkerFailure
+    from rallypoint.protocol.verdict import WorkerFailure
 
     PeerNews = agent_machine.Regroup | agent_machine.Fenced | agent_machine.JobEnded
 
@@ -185,7 +185,10 @@ class CoordinatedPeers(WakingPeers):
         self._job.was_fenced(why)
 
     def report_failure(self, result: RunResult) -> None:
-        self._job.report_failure({rank: _as_told(rank, self._spec.role, one) for rank, one in result.failures.items()})
+        from rallypoint.protocol.verdict import NodeReport
+
+        failures = tuple(_as_told(rank, self._spec.role, one) for rank, one in result.failures.items())
+        self._job.report_failure(NodeReport(failures=failures, stopped=max(0, self._spec.local_world_size - len(failures))))
 
     def drain(self, timeout_s: float) -> agent_machine.Observation:
         """The job is done when all are, or it begins anew for a failure elsewhere."""
@@ -212,7 +215,7 @@ class CoordinatedPeers(WakingPeers):
 
 def _as_told(rank: int, role: str, failure: ProcessFailure) -> WorkerFailure:
     """A failure as other nodes are told of it: by how long ago it was, because clocks of two hosts differ."""
-    from rallypoint.protocol.failure_reports import WorkerFailure
+    from rallypoint.protocol.verdict import WorkerFailure
 
     age_s = max(0.0, time.time() - failure.failed_at)
     return WorkerFailure(

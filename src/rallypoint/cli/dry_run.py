@@ -20,8 +20,7 @@ from rallypoint.errors import UsageError
 from rallypoint.hardware.devices import mask_variables
 from rallypoint.net.endpoint import parse_rendezvous_endpoint
 from rallypoint.output.log_specs import DefaultLogsSpecs, LogsDest
-from rallypoint.protocol.ranks import Member, assign
-from rallypoint.protocol.worker_plan import Group, WorkerPlan, plan_worker
+from rallypoint.protocol.worker_plan import Group, Member, WorkerPlan, assign_ranks, plan_worker
 from rallypoint.rendezvous.settings import BY_KEY, read_settings
 from rallypoint.rendezvous.settings import describe as describe_settings
 
@@ -117,7 +116,7 @@ def _plans(config: LaunchConfig, arguments: Sequence[Any]) -> list[WorkerPlan]:
         inherited=environment.own,
         mask_variables=variables,
     )
-    return [plan_worker(group, ranks, arguments) for ranks in assign([Member(config.role, config.nproc_per_node)], 0)]
+    return [plan_worker(group, ranks, arguments) for ranks in assign_ranks([Member(config.role, config.nproc_per_node)], 0)]
 
 
 def _master(config: LaunchConfig) -> tuple[str, int]:

@@ -41,8 +41,6 @@ from rallypoint.coordination.model import (
     Watch,
 )
 from rallypoint.protocol import job_records as job
-from rallypoint.protocol.board import Board
-from rallypoint.protocol.failure_reports import NodeReport, decode_report
 from rallypoint.protocol.generation import (
     Conclude,
     Current,
@@ -53,15 +51,16 @@ from rallypoint.protocol.generation import (
     Interrupt,
     Node,
     Policy,
+    Seated,
     Wait,
     decide,
     listed,
+    seats,
 )
+from rallypoint.protocol.job_records import Board
 from rallypoint.protocol.restarts import Ended, Purse, RestartPolicy, judge
 from rallypoint.protocol.restarts import GiveUp as NoRestartLeft
-from rallypoint.protocol.seating import Candidate, Seated, seats
-from rallypoint.protocol.verdict import Verdict, describe, judge_failures
-from rallypoint.protocol.verdict import encode as encode_verdict
+from rallypoint.protocol.verdict import NodeReport, Verdict, decode_report, describe, judge_failures
 
 __all__ = ["SEATS_PER_TRANSACTION", "STATUS_INTERVAL_S", "Forming", "Leader", "Roster", "SecondHolder"]
 
@@ -247,7 +246,7 @@ class Roster:
         failed = sum(len(report.failures) + report.unnamed for report in reports)
         return verdict.replace(stopped=max(0, self._world_size - failed))  # nodes where nothing failed have stopped theirs too
 
-    def ended(self, current: Current, joiners: Sequence[Candidate], ran_s: float) -> Ended:
+    def ended(self, current: Current, joiners: Sequence[Node], ran_s: float) -> Ended:
         """How the current generation ended, for the budget; losing a node that was done is no loss."""
         verdict = self.verdict()
         reports = self._failures.get(self.generation, {}).values()
@@ -519,8 +518,7 @@ class Leader:
             ended = self.roster.ended(current, joiners, now - board.generation_at)
             again = judge(self.restarts, board.generation.purse, ended)
             if isinstance(again, NoRestartLeft):
-                verdict = encode_verdict(self.roster.verdict())
-                return self._fenced((), self._closed("failed", again.why, verdict))
+                return self._fenced((), self._closed("failed", again.why, self.roster.verdict()))
             if now < current.signal_at + again.delay_s:
                 return self._rest(Wait(again.why, current.signal_at + again.delay_s, is_gathering=True), now)
             purse, why = again.purse, again.why + self._who_is_left_out(form, nodes, board, now)
@@ -569,7 +567,7 @@ class Leader:
         not_done = tuple(Compare(job.done_key(generation, node_id), "create", 0) for node_id in lost[:MAX_COMPARED])
         return self._signal(generation, signal, compares=not_done)
 
-    def _closed(self, kind: job.ClosedKind, why: str, verdict: dict[str, object] | None = None) -> Put:
+    def _closed(self, kind: job.ClosedKind, why: str, verdict: Verdict | None = None) -> Put:
         return Put(job.CLOSED, job.encode(job.Closed(kind, why[: job.MAX_WHY], self.name, verdict)))
 
 

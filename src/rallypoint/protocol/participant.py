@@ -39,12 +39,12 @@ from rallypoint.coordination.model import (
     Watch,
 )
 from rallypoint.protocol import job_records as job
-from rallypoint.protocol.board import Board
-from rallypoint.protocol.failure_reports import NodeReport, bounded, encode_report
 from rallypoint.protocol.generation import Policy
+from rallypoint.protocol.job_records import Board
 from rallypoint.protocol.leader import STATUS_INTERVAL_S, Leader
-from rallypoint.protocol.news import Ended, News, Progress, Refused, Regroup, Seated, TimedOut
 from rallypoint.protocol.restarts import RestartPolicy
+from rallypoint.protocol.session import Ended, News, Progress, Refused, Regroup, Seated, TimedOut
+from rallypoint.protocol.verdict import NodeReport, bounded, encode_report
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

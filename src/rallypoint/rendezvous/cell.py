@@ -12,7 +12,7 @@ from rallypoint.coordination.engine import Coordination, CoordinationError
 from rallypoint.coordination.model import Transaction
 from rallypoint.net.endpoint import get_local_address
 from rallypoint.protocol import job_records as job
-from rallypoint.protocol.stale_job import clearing
+from rallypoint.protocol.generation import clearing
 from rallypoint.rendezvous.place import Place
 from rallypoint.rendezvous.torch_stores import torch_distributed
 from rallypoint.store.prefix_store import PrefixStore

@@ -28,6 +28,7 @@ from rallypoint.errors import RendezvousClosedError, RendezvousConnectionError, 
 from rallypoint.events import NodeState
 from rallypoint.protocol import agent_machine, session
 from rallypoint.protocol import job_records as job
+from rallypoint.protocol.verdict import NodeReport
 from rallypoint.rendezvous.cell import CellPlace
 from rallypoint.rendezvous.coordinated import Introduction
 from rallypoint.rendezvous.dynamic import LEAVE_TIMEOUT_S, DynamicRendezvous
@@ -222,7 +223,7 @@ class DynamicRendezvousHandler(DynamicRendezvous):
         if isinstance(seen, agent_machine.JobEnded):
             raise RendezvousClosedError(f"the job has ended: {seen.why}")
         if seen is None:
-            self.report_failure({})
+            self.report_failure(NodeReport(stopped=self._introduction.workers))
 
     def is_closed(self) -> bool:
         if isinstance(self._state, session.JobOver):

@@ -15,7 +15,7 @@ from rallypoint.coordination.etcd.access import EtcdAccess
 from rallypoint.coordination.etcd.engine import EtcdCoordination
 from rallypoint.coordination.model import Event, Item, Transaction
 from rallypoint.errors import UsageError
-from rallypoint.protocol.stale_job import MayReturn, clearing
+from rallypoint.protocol.generation import MayReturn, clearing
 from rallypoint.rendezvous.dynamic import DynamicRendezvous
 from rallypoint.rendezvous.etcd_settings import read_etcd_settings
 from rallypoint.rendezvous.handler import RendezvousHandler, RendezvousParameters
