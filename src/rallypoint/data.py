@@ -18,7 +18,7 @@ import random
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 
 from rallypoint.base import defaults, environment
-from rallypoint.base.torch_presence import imported_torch
+from rallypoint.base.environment import imported_torch
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

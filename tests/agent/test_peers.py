@@ -44,7 +44,7 @@ from rallypoint.protocol.worker_plan import WorkerRanks
 from rallypoint.rendezvous import embedded
 from rallypoint.rendezvous.coordinated import CoordinatedHandler, Introduction
 from rallypoint.rendezvous.handler import RendezvousHandler, RendezvousInfo, RendezvousParameters, RendezvousStoreInfo
-from rallypoint.rendezvous.local import LocalRendezvous
+from rallypoint.rendezvous.one_node import LocalRendezvous
 from rallypoint.store.hash_store import HashStore
 
 SH = "/bin/sh"

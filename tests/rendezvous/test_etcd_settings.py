@@ -10,7 +10,7 @@ import pytest
 from rallypoint.errors import UsageError
 from rallypoint.rendezvous import registry
 from rallypoint.rendezvous.dynamic import DynamicRendezvous
-from rallypoint.rendezvous.etcd_settings import ETCD_SETTINGS, markdown, parse_endpoints, read_etcd_settings
+from rallypoint.rendezvous.etcd import ETCD_SETTINGS, markdown, parse_endpoints, read_etcd_settings
 from rallypoint.rendezvous.handler import RendezvousParameters
 
 
@@ -41,8 +41,8 @@ def test_what_torchrun_calls_them_is_taken_too(tmp_path: Path) -> None:
     password.write_text("secret\n")
     files = {"cacert": "/ca", "ssl_cert": "/cert", "ssl_cert_key": "/key"}
     config = {"protocol": "https", **files, "user": "me", "password_file": str(password), "read_timeout": 7, "timeout": 900}
-    read = read_etcd_settings("a,b", config, {})
-    access = read.access
+    read = read_etcd_settings(config, {})
+    access = read.access("a,b")
     assert (access.protocol, access.ca_cert, access.cert, access.key) == ("https", "/ca", "/cert", "/key")
     assert (access.user, access.password, access.read_timeout_s) == ("me", "secret", 7)
     assert (read.prefix, read.fence_s, read.bootstrap, read.others) == ("/rallypoint", 30.0, False, {"timeout": 900})
@@ -51,7 +51,7 @@ def test_what_torchrun_calls_them_is_taken_too(tmp_path: Path) -> None:
 
 def test_a_variable_says_it_too_and_the_nearest_wins() -> None:
     environ = {"RALLYPOINT_ETCD_FENCE": "12", "RALLYPOINT_ETCD_PREFIX": "/jobs"}
-    read = read_etcd_settings("a", {"prefix": "/mine"}, environ)
+    read = read_etcd_settings({"prefix": "/mine"}, environ)
     assert (read.fence_s, read.prefix) == (12.0, "/mine")
 
 
@@ -70,7 +70,7 @@ def test_a_variable_says_it_too_and_the_nearest_wins() -> None:
 )
 def test_what_cannot_be_is_refused_by_name(config: dict[str, Any], complaint: str) -> None:
     with pytest.raises(UsageError, match=complaint):
-        read_etcd_settings("a", config, {})
+        read_etcd_settings(config, {}).access("a")
 
 
 @pytest.mark.parametrize("backend", ["etcd", "etcd-v2"])

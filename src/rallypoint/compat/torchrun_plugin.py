@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rallypoint.base import defaults, environment
-from rallypoint.base.torch_presence import imported_torch
+from rallypoint.base.environment import imported_torch
 from rallypoint.errors import JobFailedError, RallypointError, RendezvousError, RendezvousGracefulExitError
 from rallypoint.protocol import agent_machine
 from rallypoint.protocol.verdict import NodeReport

@@ -11,11 +11,16 @@ The table is read by the parser, by the line that is printed at the start of a j
 What the value of a setting may be, by its kind: from text, or what a program gives, to a checked value, and back to words.
 
 Whether a node was told the same as the job that it wants to join, and the sentence for one that was not.
+
+The job's secret, which every node of a job knows and nobody else does, so that no stranger can join it or read it. It comes from
+a file (``secret_file``) or from the variable ``RALLYPOINT_SECRET``, which workers do not inherit.
 """
 
 from __future__ import annotations
 
+import os
 import re
+import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from os import PathLike
 
@@ -57,6 +62,7 @@ __all__ = [
     "check_node_unit",
     "converted",
     "describe",
+    "load_secret",
     "markdown",
     "mismatch",
     "node_count",
@@ -146,16 +152,11 @@ def _codes(value: Any) -> tuple[int, ...]:
     return tuple(sorted(codes))
 
 
-def _store(value: Any) -> str:
-    if value != "tcp":
-        raise ValueError
-    return "tcp"
+def _one_of(*words: str) -> Callable[[Any], str]:
+    def choose(value: Any) -> str:
+        return words[words.index(value)]  # ValueError if it is none of them
 
-
-def _worker_store(value: Any) -> str:
-    if value not in (defaults.WORKER_STORE, defaults.WORKER_STORE_RANK0):
-        raise ValueError
-    return str(value)
+    return choose
 
 
 def _ports(value: Any) -> tuple[int, int]:
@@ -171,18 +172,13 @@ def _size(value: Any) -> int:
     return _whole(parse_size(value) if isinstance(value, str) else value, 1, _MOST_BYTES)
 
 
-def _protocol(value: Any) -> str:
-    if value not in ("http", "https"):
-        raise ValueError
-    return str(value)
-
-
 def _text(value: Any) -> str:
     if not isinstance(value, str) or not value or not value.isprintable():
         raise ValueError
     return value
 
 
+_WORKER_STORES = (defaults.WORKER_STORE, defaults.WORKER_STORE_RANK0)
 _A_TIME = f"a number of seconds of at most {_MOST_S} (24 days)"
 CONVERTERS: dict[Kind, tuple[Callable[[Any], Any], str]] = {
     "seconds": (_seconds, f"{_A_TIME}, more than 0"),
@@ -194,14 +190,14 @@ CONVERTERS: dict[Kind, tuple[Callable[[Any], Any], str]] = {
     "path": (_path, "the path of a file"),
     "codes": (_codes, "exit codes as in 2+64, 1 to 255 each, or -n for signal n"),
     "store": (
-        _store,
+        _one_of("tcp"),
         "tcp (file, a shared folder, can hold no lease and tell no change, so that a dead node would never be noticed: use c10d,"
         " which is over TCP, or etcd)",
     ),
     "number": (_number, "a number"),
-    "worker_store": (_worker_store, f"{defaults.WORKER_STORE} or {defaults.WORKER_STORE_RANK0}"),
+    "worker_store": (_one_of(*_WORKER_STORES), " or ".join(_WORKER_STORES)),
     "ports": (_ports, f"a port from 0 to {_MOST_PORT}, or the first and the last of several, as in 29600-29700"),
-    "protocol": (_protocol, "http or https"),
+    "protocol": (_one_of("http", "https"), "http or https"),
     "text": (_text, "a text"),
     "size": (_size, "a number of bytes, as in 500M or 2G"),
 }
@@ -221,22 +217,24 @@ def converted(kind: Kind, value: object, named: str) -> Any:
 
 
 class Setting(Value):
-    """One setting. `flag` is the flag of ``rallyrun`` that gives it too; what is not `used` is accepted for torchrun's sake."""
+    """One setting. `flag` is the flag of ``rallyrun`` that gives it too, `other_name` what torchrun calls it; what is not `used`
+    is accepted for torchrun's sake.
+    """
 
     key: str
     kind: Kind
     help: str
     flag: str = ""
     used: bool = True
+    other_name: str = ""
 
-    @property
-    def default(self) -> Any:
-        """As `Settings` has it; None for one that has no effect."""
-        return Settings._constants.get(self.field)
+    def default_in(self, settings: type[Value]) -> Any:
+        """As the class of all settings has it; None for one that has no effect."""
+        return settings._constants.get(self.field)
 
     @property
     def field(self) -> str:
-        """Its name in `Settings`."""
+        """Its name in that class."""
         return f"{self.key}_s" if self.kind in ("seconds", "seconds_or_0") else self.key
 
     @property
@@ -308,7 +306,7 @@ def markdown() -> str:
 
 
 def _cells(setting: Setting) -> list[str]:
-    default = shown(setting.kind, setting.default)
+    default = shown(setting.kind, setting.default_in(Settings))
     names = [f"`{name}`" for name in (setting.variable, setting.flag) if name]
     return [f"`{setting.key}`", default or "-", ", ".join(names), setting.help]
 
@@ -595,3 +593,45 @@ def _checked(settings: Settings) -> Settings:
         f"restart_backoff is {settings.restart_backoff_s:g} s ({settings.source('restart_backoff')}), longer than"
         f" restart_backoff_max, {settings.restart_backoff_max_s:g} s ({settings.source('restart_backoff_max')})"
     )
+
+
+# --- the job's secret ------------------------------------------------------------------------------------------------------
+
+
+_LEAST_SECRET = 16  # fewer could be guessed
+_MOST_SECRET = 4096
+_NEW_SECRET = "make one with: python3 -c 'import secrets; print(secrets.token_hex(32))'"
+
+
+def load_secret(settings: Settings, environ: Mapping[str, str]) -> bytes | None:
+    """The secret, or None where none was given; blanks and line ends after it do not belong to it."""
+    path, variable = settings.secret_file, environ.get(defaults.ENV_SECRET)
+    if path is None:
+        return None if not variable else _checked_secret(os.fsencode(variable), defaults.ENV_SECRET)
+    source = f"secret_file ({settings.source('secret_file')})"
+    if variable:
+        raise UsageError(f"the job's secret is given twice, in {source} and in {defaults.ENV_SECRET}; leave one out")
+    try:
+        return _checked_secret(_read_secret(path, source), f"{source}: {path}")
+    except OSError as error:
+        raise UsageError(f"{source}: {path} cannot be read: {error.strerror}") from error
+
+
+def _read_secret(path: str, source: str) -> bytes:
+    """The start of a file; what is none, such as a pipe that nobody writes to, is not waited for."""
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+        mode = os.fstat(file.fileno()).st_mode
+        if not stat.S_ISREG(mode):
+            raise UsageError(f"{source}: {path} is not a regular file")
+        if mode & (stat.S_IRGRP | stat.S_IROTH):
+            report.warn(f"{source}: {path} can be read by other users of this machine; chmod 600 it")
+        return file.read(_MOST_SECRET + 1)
+
+
+def _checked_secret(data: bytes, source: str) -> bytes:
+    if len(data) > _MOST_SECRET:
+        raise UsageError(f"{source}: the job's secret has at most {_MOST_SECRET} bytes")
+    secret = data.rstrip()
+    if len(secret) < _LEAST_SECRET:
+        raise UsageError(f"{source}: the job's secret has {len(secret)} bytes, and needs {_LEAST_SECRET} or more; {_NEW_SECRET}")
+    return secret
