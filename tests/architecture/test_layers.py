@@ -38,12 +38,12 @@ LAYERS = (
 HEIGHT = {name: len(LAYERS) - index for index, names in enumerate(LAYERS) for name in names}
 
 PURE = {
-    "__future__", "abc", "bisect", "collections", "contextlib", "dataclasses", "enum", "functools", "itertools", "json", "math",
-    "operator", "re", "signal", "string", "types", "typing",
+    "__future__", "_json", "abc", "bisect", "collections", "contextlib", "dataclasses", "enum", "functools", "itertools", "json",
+    "math", "operator", "re", "signal", "string", "types", "typing",
 }  # fmt: skip
 # What decides, as functions of (state, observation, now): no I/O, no clock, no thread. The simulator drives most of it.
 PURE_MODULES = {
-    "base": ["bounded_json", "text"],
+    "base": ["json_text", "text"],
     "coordination": ["cell.document", "embedded.dialling_rules", "fence", "held_lease", "keyspace", "model"],
     "hangs": ["control", "pulse_page", "rules", "stack_groups"],
     "hardware": ["binding"],

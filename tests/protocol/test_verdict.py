@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rallypoint.base.bounded_json import clip, size
+from rallypoint.base.json_text import clip, size
 from rallypoint.protocol.verdict import (
     NAMED_MAX,
     NodeReport,

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from functools import partial
 
 from rallypoint.base import defaults, environment
-from rallypoint.base.records import Record, Value
+from rallypoint.base.records import Record
 from rallypoint.coordination.cell.etcd_cell import EtcdCell
 from rallypoint.coordination.engine import Coordination, CoordinationError
 from rallypoint.coordination.etcd.access import EtcdAccess, access_of
@@ -149,25 +149,17 @@ class EtcdRendezvous(Record):
         )
 
 
-class _Given(Value):
-    """What was given as parameters already, with settings that the other form has no room for."""
-
-    given: RendezvousParameters
-
-    def parameters(self, local_addr: str | None) -> RendezvousParameters:
-        return self.given
-
-
 class EtcdRendezvousHandler(DynamicRendezvous):
-    """Our handler on etcd, made as torch's is."""
+    """Our handler on etcd, made as torch's is, or from parameters, which have room for more settings."""
 
-    def __init__(self, rdzv_impl: EtcdRendezvous | _Given, local_addr: str | None) -> None:
-        super().__init__(*etcd.handler_parts(rdzv_impl.parameters(local_addr)))
+    def __init__(self, rdzv_impl: EtcdRendezvous | RendezvousParameters, local_addr: str | None) -> None:
+        params = rdzv_impl if isinstance(rdzv_impl, RendezvousParameters) else rdzv_impl.parameters(local_addr)
+        super().__init__(*etcd.handler_parts(params))
 
 
 def create_rdzv_handler(params: RendezvousParameters) -> RendezvousHandler:
     """Our handler for a job whose nodes meet in etcd."""
-    return EtcdRendezvousHandler(_Given(params), params.local_addr)
+    return EtcdRendezvousHandler(params, params.local_addr)
 
 
 def _talk(call: Callable[[], T]) -> T:

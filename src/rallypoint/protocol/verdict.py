@@ -20,7 +20,7 @@ import signal
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
-from rallypoint.base.bounded_json import (
+from rallypoint.base.json_text import (
     COUNT_MAX,
     clip,
     count_fitting,

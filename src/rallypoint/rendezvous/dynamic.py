@@ -10,19 +10,10 @@ import os
 from collections import deque
 from collections.abc import Callable
 
+from rallypoint import errors
 from rallypoint.base import defaults, environment, report
 from rallypoint.base.text import many
 from rallypoint.coordination.engine import Coordination
-from rallypoint.errors import (
-    JobFailedError,
-    RendezvousClosedError,
-    RendezvousConnectionError,
-    RendezvousError,
-    RendezvousGracefulExitError,
-    RendezvousTimeoutError,
-    UsageError,
-    is_hosts_fault,
-)  # fmt: skip
 from rallypoint.processes.context import wait_readable
 from rallypoint.processes.licence import Licence
 from rallypoint.protocol import agent_machine, session
@@ -257,17 +248,17 @@ class DynamicRendezvous(CoordinatedHandler):
         """What to raise for a node that waits for the next generation, which will not have it."""
         match why:
             case session.Ended(closed):
-                return _end_error(closed) or RendezvousGracefulExitError("the job has finished without it")
+                return _end_error(closed) or errors.RendezvousGracefulExitError("the job has finished without it")
             case session.Refused(reason):
-                return UsageError(f"this node may not join the job: {reason}")
+                return errors.UsageError(f"this node may not join the job: {reason}")
             case session.TimedOut(reason):
-                return RendezvousTimeoutError(f"run {self.get_run_id()!r}: {reason}; see join_timeout in --rdzv-conf")
+                return errors.RendezvousTimeoutError(f"run {self.get_run_id()!r}: {reason}; see join_timeout in --rdzv-conf")
             case session.Lost(error):
                 return self._lost_error(error)
 
     def _lost_error(self, error: Exception) -> Exception:
-        is_told = isinstance(error, RendezvousError) or is_hosts_fault(error)
-        return error if is_told else RendezvousConnectionError(str(error))
+        is_told = isinstance(error, errors.RendezvousError) or errors.is_hosts_fault(error)
+        return error if is_told else errors.RendezvousConnectionError(str(error))
 
     def _start(self) -> Driver:
         if self._driver is None:
@@ -307,8 +298,8 @@ def _end_error(closed: Closed) -> Exception | None:
     if closed.kind == "finished":
         return None
     if closed.kind != "failed":
-        return RendezvousClosedError(f"the job has ended: {closed.why}")
+        return errors.RendezvousClosedError(f"the job has ended: {closed.why}")
     verdict = closed.verdict
     cause = verdict.cause if verdict else None
     lines = explain(verdict) if verdict else []
-    return JobFailedError(closed.why, lines, cause.exitcode if cause else None, cause.rank if cause else None)
+    return errors.JobFailedError(closed.why, lines, cause.exitcode if cause else None, cause.rank if cause else None)

@@ -2,11 +2,8 @@
 
 It is the same rendezvous as on our own stores (`dynamic`), with the cell as its store. An agent of ours uses it as such. Any
 other caller finds torch's: `is_closed`, `set_closed` and `num_nodes_waiting` ask the back end, and raise what it raises; whoever
-calls `next_rendezvous` while its generation runs makes all others come back too; and `shutdown` closes the job.
-
-What torch's dynamic rendezvous is made from: a back end, which is one cell of bytes with a version, and its settings.
-
-Names, defaults and refusals are torch's, so that back ends and programs written for it fit.
+calls `next_rendezvous` while its generation runs makes all others come back too; and `shutdown` closes the job. Names, defaults
+and refusals are torch's, so that back ends and programs written for it fit.
 """
 
 from __future__ import annotations
@@ -32,13 +29,12 @@ from rallypoint.events import NodeState
 from rallypoint.net.endpoint import get_local_address
 from rallypoint.protocol import agent_machine, session
 from rallypoint.protocol import job_records as job
-from rallypoint.protocol.generation import clearing
 from rallypoint.protocol.verdict import NodeReport
 from rallypoint.rendezvous.coordinated import Introduction
 from rallypoint.rendezvous.dynamic import LEAVE_TIMEOUT_S, DynamicRendezvous
 from rallypoint.rendezvous.handler import RendezvousInfo, RendezvousParameters
-from rallypoint.rendezvous.joining import cell_terms
-from rallypoint.rendezvous.place import Place
+from rallypoint.rendezvous.joining import terms_of
+from rallypoint.rendezvous.place import Place, clear_if_over
 from rallypoint.rendezvous.settings import Settings, read_settings
 from rallypoint.rendezvous.worker_store import WorkerStore, settings_for_worker_store
 from rallypoint.store.prefix_store import PrefixStore
@@ -151,13 +147,14 @@ class RendezvousSettings(Value):
 
 CONNECT_S = 10.0
 CLEAR_S = 5.0
+NODES_PER_KEEPALIVE_SECOND = 20  # each writes all that there is, and only one at a time can
 
 
 class CellPlace(Place):
     """A job's place in a back end that somebody else has written. `store` is what the nodes share beside its cell."""
 
     def __init__(self, backend: Backend, backend_name: str, run_id: str, store: Any) -> None:
-        super().__init__(f"the back end {backend_name!r}")
+        super().__init__(f"the back end {backend_name!r}", CONNECT_S)
         self._backend = backend
         self._run_id = run_id
         self._shared = store
@@ -173,14 +170,6 @@ class CellPlace(Place):
     def open_store(self, generation: job.Generation) -> Any:
         return _part_of(self._shared, f"torch.rendezvous.{self._run_id}.{generation.number}.{generation.attempt}")
 
-    @property
-    def is_host(self) -> bool:
-        return False
-
-    @property
-    def _connect_timeout_s(self) -> float:
-        return CONNECT_S
-
     def _new_engine(self) -> Coordination:
         return CellCoordination(self._backend)
 
@@ -188,7 +177,7 @@ class CellPlace(Place):
         assert isinstance(engine, CellCoordination)
         engine.connect(max(deadline, time.monotonic() + CONNECT_S))
         if not self._identity:
-            clear_if_dead(engine)
+            _clear_if_over(engine)
 
     def advertised_address(self, engine: Coordination) -> str:
         return get_local_address()
@@ -198,17 +187,13 @@ class CellPlace(Place):
         if self._identity and self._engine is not None and self._engine.connection().unreachable_since is None:
             engine = self._new_engine()
             with suppress(CoordinationError):  # what is left is cleared when the job begins anew
-                clear_if_dead(engine)
+                _clear_if_over(engine)
             engine.close()
 
 
-def clear_if_dead(engine: Coordination) -> None:
-    """Delete what is left of a job of which no node is alive. One that somebody has closed stays closed, as torch's do."""
-    left = engine.read("", time.monotonic() + CLEAR_S)
-    closed = next((item for item in left.items if item.key == job.CLOSED), None)
-    transaction = clearing(left, math.inf)  # nobody comes back here: the fence is as long as the lease
-    if isinstance(transaction, Transaction) and (closed is None or job.decode(job.Closed, closed.value).kind != "closed"):
-        engine.transact(transaction, time.monotonic() + CLEAR_S)
+def _clear_if_over(engine: Coordination) -> None:
+    """Nobody comes back, as the fence is as long as the lease. A job that somebody has closed stays closed, as torch's do."""
+    clear_if_over(engine, CLEAR_S, math.inf, but_closed=True)
 
 
 def _part_of(store: Any, prefix: str) -> Any:
@@ -246,7 +231,7 @@ class DynamicRendezvousHandler(DynamicRendezvous):
             RendezvousParameters(backend_name, "", settings.run_id, settings.min_nodes, settings.max_nodes, node),
             own,
             CellPlace(state_holder, backend_name, settings.run_id, store),
-            cell_terms(own, settings.max_nodes),
+            terms_of(own, settings.max_nodes, NODES_PER_KEEPALIVE_SECOND),
             WorkerStore(settings_for_worker_store(own, environment.own)),
         )
         self._introduction = self._introduction.replace(max_restarts=UNCOUNTED)

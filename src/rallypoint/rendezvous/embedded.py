@@ -31,7 +31,7 @@ from rallypoint.net.listening import is_loopback_here_only, open_listeners
 from rallypoint.processes.context import wait_readable
 from rallypoint.rendezvous.dynamic import DynamicRendezvous
 from rallypoint.rendezvous.handler import RendezvousHandler, RendezvousParameters
-from rallypoint.rendezvous.joining import embedded_terms
+from rallypoint.rendezvous.joining import NODES_PER_KEEPALIVE_SECOND, terms_of
 from rallypoint.rendezvous.place import Place
 from rallypoint.rendezvous.settings import Settings, announce, check_node_unit, load_secret, node_count, read_settings
 from rallypoint.rendezvous.worker_store import WorkerStore, WorkerStoreSettings, settings_for_worker_store
@@ -62,6 +62,8 @@ class Endpoint(Value):
 class MeetingPlace(Place):
     """The embedded store, which this node may be the host of."""
 
+    _goes_on = True
+
     def __init__(
         self,
         endpoint: Endpoint,
@@ -72,7 +74,7 @@ class MeetingPlace(Place):
         take_in_worker: Callable[[socket.socket, str], None] | None = None,
     ) -> None:
         """With `take_in_worker`, workers may come to the same address; it gets their connections."""
-        super().__init__(str(endpoint))
+        super().__init__(str(endpoint), settings.store_timeout_s)
         self.endpoint = endpoint
         self._take_in_worker = take_in_worker
         self.server: CoordinationServer | None = None
@@ -87,10 +89,6 @@ class MeetingPlace(Place):
         if self.server is None and not self._identity and self._settings.is_host is not False:
             self._try_to_host(slice_ends)
         return super()._try_once(lease_s, slice_ends)
-
-    @property
-    def _goes_on(self) -> bool:
-        return True
 
     def _stop_trying(self) -> None:
         super()._stop_trying()
@@ -107,10 +105,6 @@ class MeetingPlace(Place):
     def _open(self, engine: Coordination, deadline: float) -> None:
         assert isinstance(engine, EmbeddedCoordination)
         engine.connect(deadline)
-
-    @property
-    def _connect_timeout_s(self) -> float:
-        return self._settings.store_timeout_s
 
     def _new_engine(self) -> EmbeddedCoordination:
         host = self.server_address() or self.endpoint.host
@@ -184,7 +178,7 @@ class MeetingPlace(Place):
 
     def advertised_address(self, engine: Coordination) -> str:
         if not self._is_everywhere:
-            return engine.local_address()
+            return super().advertised_address(engine)
         own = address_of_default_route() if self._is_name_of_loopback else LOOPBACK
         return self.endpoint.host if own == LOOPBACK else own
 
@@ -281,7 +275,7 @@ def create_handler(params: RendezvousParameters) -> RendezvousHandler:
         )
     secret = load_secret(settings, environment.own)
     place = MeetingPlace(Endpoint(host, port), params.run_id, params.max_nodes, secret, settings)
-    terms = embedded_terms(settings, params.max_nodes)
+    terms = terms_of(settings, params.max_nodes, NODES_PER_KEEPALIVE_SECOND)
     return DynamicRendezvous(params, settings, place, terms, WorkerStore(settings_for_worker_store(settings, environment.own)))
 
 
@@ -303,7 +297,8 @@ def create_static_handler(params: RendezvousParameters, endpoint: Endpoint, rank
     fixed = RendezvousParameters(
         params.backend, params.endpoint, params.run_id, params.max_nodes, params.max_nodes, params.local_addr, **params.config
     )
-    return DynamicRendezvous(fixed, settings, place, embedded_terms(settings, params.max_nodes), door)
+    terms = terms_of(settings, params.max_nodes, NODES_PER_KEEPALIVE_SECOND)
+    return DynamicRendezvous(fixed, settings, place, terms, door)
 
 
 def _static_settings(params: RendezvousParameters, rank: int, timeout_s: int) -> Settings:

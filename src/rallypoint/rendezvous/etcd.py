@@ -22,8 +22,8 @@ from rallypoint.net.endpoint import parse_rendezvous_endpoint
 from rallypoint.protocol.generation import MayReturn, clearing
 from rallypoint.rendezvous.dynamic import DynamicRendezvous
 from rallypoint.rendezvous.handler import RendezvousHandler, RendezvousParameters
-from rallypoint.rendezvous.joining import Terms, etcd_terms
-from rallypoint.rendezvous.place import Place
+from rallypoint.rendezvous.joining import Terms, terms_of
+from rallypoint.rendezvous.place import Place, clear_if_over
 from rallypoint.rendezvous.settings import (
     Setting,
     Settings,
@@ -151,6 +151,7 @@ def _check_tls(protocol: str, ca_cert: str | None, cert: str | None, key: str | 
 # --- etcd place ------------------------------------------------------------------------------------------------------------
 
 
+NODES_PER_KEEPALIVE_SECOND = 200
 CLEAR_S = 10.0
 CONNECT_S = 5.0  # a cluster that has just lost its leader needs seconds to answer
 
@@ -161,11 +162,10 @@ class EtcdPlace(Place):
     def __init__(
         self, access: EtcdAccess, prefix: str, fence_s: float, settings: Settings, bootstrap: Bootstrap | None = None
     ) -> None:
-        super().__init__(", ".join(access.names()))
+        super().__init__(", ".join(access.names()), settings.store_timeout_s)
         self._access = access
         self._prefix = prefix
         self._fence_s = fence_s
-        self._settings = settings
         self._bootstrap = bootstrap
         self._is_cleared = False
         self._found: tuple[Item, ...] = ()  # what is left of a job that may have ended
@@ -174,10 +174,6 @@ class EtcdPlace(Place):
     @property
     def is_host(self) -> bool:
         return self._bootstrap is not None and self._bootstrap.is_whole_cluster
-
-    @property
-    def _connect_timeout_s(self) -> float:
-        return self._settings.store_timeout_s
 
     def _new_engine(self) -> Coordination:
         return TellingCoordination(self._access, self._prefix, fence_s=self._fence_s)
@@ -212,9 +208,6 @@ class EtcdPlace(Place):
             self._bootstrap.check()
         return super()._try_once(lease_s, slice_ends)
 
-    def advertised_address(self, engine: Coordination) -> str:
-        return engine.local_address()
-
     def close(self, close_timeout_s: float) -> None:
         """The last one to leave takes the job's keys along, or the cluster, if that is the job's own."""
         if self._bootstrap is not None:
@@ -230,7 +223,7 @@ class EtcdPlace(Place):
             report.debug(f"the job's keys stay in etcd: {error}")
             return
         with suppress(CoordinationError):
-            clear_if_over(engine)
+            clear_if_over(engine, CLEAR_S)
         engine.close()
 
     def _is_away(self) -> bool:
@@ -264,13 +257,6 @@ class TellingCoordination(EtcdCoordination):
             self._away_since = None
 
 
-def clear_if_over(engine: Coordination) -> None:
-    """Delete what is left of a job of which no node is alive."""
-    transaction = clearing(engine.read("", time.monotonic() + CLEAR_S))
-    if isinstance(transaction, Transaction):
-        engine.transact(transaction, time.monotonic() + CLEAR_S)
-
-
 # --- etcd ------------------------------------------------------------------------------------------------------------------
 
 
@@ -295,7 +281,7 @@ def handler_parts(params: RendezvousParameters) -> tuple[RendezvousParameters, S
     announce(f"rendezvous in etcd at {where}: {size}, fence {cluster.fence_s:g} s", settings)
     bootstrap = _bootstrap(access, params.run_id) if cluster.bootstrap else None
     place = EtcdPlace(access, f"{cluster.prefix}/{params.run_id}/", cluster.fence_s, settings, bootstrap)
-    terms = etcd_terms(settings, params.max_nodes, cluster.fence_s)
+    terms = terms_of(settings, params.max_nodes, NODES_PER_KEEPALIVE_SECOND, cluster.fence_s)
     return params, settings, place, terms, WorkerStore(settings_for_worker_store(settings, environment.own))
 
 

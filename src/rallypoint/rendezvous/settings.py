@@ -4,16 +4,11 @@ A setting is given in ``--rdzv-conf`` (``rdzv_configs`` in a program), else in t
 capitals, else in a file of lines ``key = value`` that ``conf_file`` or ``RALLYPOINT_CONF`` names, else it has its default. A few
 have a flag of their own, which fills ``--rdzv-conf``.
 
-Every setting of the elastic rendezvous, once: its name, what it may be, and what it means. Its default stands in `Settings`.
+The table of settings is read by the parser, by the line that is printed at the start of a job, and by the documentation; a
+default stands in `Settings`.
 
-The table is read by the parser, by the line that is printed at the start of a job, and by the documentation.
-
-What the value of a setting may be, by its kind: from text, or what a program gives, to a checked value, and back to words.
-
-Whether a node was told the same as the job that it wants to join, and the sentence for one that was not.
-
-The job's secret, which every node of a job knows and nobody else does, so that no stranger can join it or read it. It comes from
-a file (``secret_file``) or from the variable ``RALLYPOINT_SECRET``, which workers do not inherit.
+The job's secret, which every node of a job knows and nobody else does, so that no stranger can join it or read it, comes from a
+file (``secret_file``) or from the variable ``RALLYPOINT_SECRET``, which workers do not inherit.
 """
 
 from __future__ import annotations
@@ -34,22 +29,9 @@ if TYPE_CHECKING:
     from typing import Any, Literal
 
     Kind = Literal[
-        "seconds",
-        "seconds_or_0",
-        "count",
-        "rank",
-        "truth",
-        "path",
-        "codes",
-        "limit",
-        "store",
-        "number",
-        "worker_store",
-        "ports",
-        "size",
-        "protocol",
-        "text",
-    ]
+        "seconds", "seconds_or_0", "count", "rank", "truth", "path", "codes", "limit", "store", "number", "worker_store", "ports",
+        "size", "protocol", "text",
+    ]  # fmt: skip
 
 __all__ = [
     "BY_KEY",
@@ -315,6 +297,10 @@ def _cells(setting: Setting) -> list[str]:
 
 
 STARTED_BY = "started_by"
+_AGREED = (
+    "last_call_timeout", "scale_up_window", "restart_backoff", "restart_backoff_max", "restart_window", "no_retry_exit_codes",
+    "max_membership_changes",
+)  # fmt: skip
 _NOT_COMPARED = (STARTED_BY, "role", "min_nodes", "max_nodes")
 _MOST_SHOWN = 120  # characters of one value: it was written by somebody else
 _MOST_NAMED = 8
@@ -432,7 +418,7 @@ def read_settings(config: Mapping[str, Any], environ: Mapping[str, str]) -> Sett
         if key in sources or value is None:
             continue
         sources[key] = source
-        checked = _convert(setting, value, source)
+        checked = converted(setting.kind, value, f"{source}: {key}")
         if setting.used:
             values[setting.field] = checked
     return _checked(Settings(**values, sources=tuple(sources.items())))
@@ -440,7 +426,7 @@ def read_settings(config: Mapping[str, Any], environ: Mapping[str, str]) -> Sett
 
 def parse_setting(key: str, value: object, source: str) -> Any:
     """The value of one setting, converted and checked on its own."""
-    return _convert(_known(key, source), value, source)
+    return converted(_known(key, source).kind, value, f"{source}: {key}")
 
 
 def describe(settings: Settings, but: str = "") -> str:
@@ -478,13 +464,7 @@ def agreed(
         "node_unit": settings.node_unit,
         "lease_s": settings.lease_s,
         "fence_s": fence_s,
-        "last_call_timeout_s": settings.last_call_timeout_s,
-        "scale_up_window_s": settings.scale_up_window_s,
-        "restart_backoff_s": settings.restart_backoff_s,
-        "restart_backoff_max_s": settings.restart_backoff_max_s,
-        "restart_window_s": settings.restart_window_s,
-        "no_retry_exit_codes": list(settings.no_retry_exit_codes),
-        "max_membership_changes": settings.max_membership_changes,
+        **{BY_KEY[key].field: getattr(settings, BY_KEY[key].field) for key in _AGREED},
         "worker_store": settings.worker_store or defaults.WORKER_STORE,
         "role": role,
         "entry_point": entry_point,
@@ -570,10 +550,6 @@ def _known(key: str, source: str) -> Setting:
     meant = difflib.get_close_matches(key, known, n=1)
     advice = f"did you mean {meant[0]}?" if meant else f"the settings are {', '.join(known)}"
     raise UsageError(f"{source}: there is no rendezvous setting {key!r}; {advice}")
-
-
-def _convert(setting: Setting, value: object, source: str) -> Any:
-    return converted(setting.kind, value, f"{source}: {setting.key}")
 
 
 def _checked(settings: Settings) -> Settings:
