@@ -70,31 +70,19 @@ def get_logger(name: str | None = None) -> logging.Logger:
     return logger
 
 
-def __getattr__(name: str) -> object:
+def __getattr__(name: str) -> Any:
     if name not in _OURS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    theirs: object = getattr(environment.imported_torch("torch.distributed"), name, None)
-    return theirs or getattr(import_module(_OURS[name]), name)
+    torch = environment.torch_distributed()
+    return getattr(torch or import_module(_OURS[name]), name)
 
 
 def new_tcp_store(host: str, port: int, *, is_master: bool, timeout_s: float, **options: Any) -> Any:
-    """A TCPStore of torch's, or ours."""
-    torch = environment.torch_distributed()
-    if torch is not None:
-        return torch.TCPStore(host, port, is_master=is_master, timeout=timedelta(seconds=timeout_s), **options)
-    from rallypoint.store.tcp_store import TCPStore
-
-    return TCPStore(host, port, is_master=is_master, timeout=timeout_s, **options)
+    return __getattr__("TCPStore")(host, port, is_master=is_master, timeout=timedelta(seconds=timeout_s), **options)
 
 
 def new_file_store(path: str) -> Any:
-    """A FileStore of torch's, or ours."""
-    torch = environment.torch_distributed()
-    if torch is not None:
-        return torch.FileStore(path)
-    from rallypoint.store.file_store import FileStore
-
-    return FileStore(path)
+    return __getattr__("FileStore")(path)
 
 
 def create_c10d_store(

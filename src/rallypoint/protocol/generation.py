@@ -38,7 +38,7 @@ from contextlib import suppress
 
 from rallypoint.base import defaults
 from rallypoint.base.records import Value
-from rallypoint.base.text import many
+from rallypoint.base.text import listed, many
 from rallypoint.coordination.model import Compare, Delete, Snapshot, Transaction
 from rallypoint.protocol import job_records as job
 from rallypoint.protocol.job_records import NOT_READY, NodeRecord, Seat, Signal
@@ -51,10 +51,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "READY_MARGIN_S", "Conclude", "Current", "Decision", "Expel", "Form", "GiveUp", "Gone", "Interrupt", "MayReturn", "Node",
-    "Policy", "Seated", "Wait", "arrange", "clearing", "decide", "listed", "natural", "preferred", "seats",
+    "Policy", "Seated", "Wait", "arrange", "clearing", "decide", "natural", "preferred", "seats",
 ]  # fmt: skip
 
-MAX_NAMED = 16
 READY_MARGIN_S = 5.0  # beyond the time in which workers are stopped
 MARGIN_S = 0.3  # what two clocks may differ by over one lease, and a kill may take
 DRIFT = 1.01  # no clock gains more than that on another; over a long fence that is more than the margin
@@ -335,12 +334,6 @@ def _when_the_lost_have_stopped(roster: Mapping[str, Node], current: Current, po
     return max(stopped_at, default=float("-inf"))
 
 
-def listed(names: list[str]) -> str:
-    """Some of the names, and how many more there are."""
-    more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
-    return ", ".join(names[:MAX_NAMED]) + more
-
-
 # Who sits where.
 
 
@@ -369,7 +362,9 @@ def arrange(chosen: Sequence[Node], before: Mapping[str, Seated]) -> list[Node]:
     """The chosen nodes in the order of their group ranks."""
     places: dict[int, Node] = {}
     placed: set[str] = set()
-    for wish in (_explicit_hints(chosen), _old_places(chosen, before), _found_hints(chosen)):
+    explicit = {one.id: one.record.rank_hint for one in chosen if one.record.hint_is_explicit}
+    found = {one.id: one.record.rank_hint for one in chosen if not one.record.hint_is_explicit}
+    for wish in (explicit, _old_places(chosen, before), found):
         for one in chosen:
             rank = wish.get(one.id, -1)
             if one.id not in placed and 0 <= rank < len(chosen) and rank not in places:
@@ -383,14 +378,6 @@ def arrange(chosen: Sequence[Node], before: Mapping[str, Seated]) -> list[Node]:
 
 def _hint(one: Node) -> int:
     return one.record.rank_hint if one.record.rank_hint >= 0 else _LAST
-
-
-def _explicit_hints(chosen: Sequence[Node]) -> dict[str, int]:
-    return {one.id: one.record.rank_hint for one in chosen if one.record.hint_is_explicit}
-
-
-def _found_hints(chosen: Sequence[Node]) -> dict[str, int]:
-    return {one.id: one.record.rank_hint for one in chosen if one.record.rank_hint >= 0 and not one.record.hint_is_explicit}
 
 
 def _old_places(chosen: Sequence[Node], before: Mapping[str, Seated]) -> dict[str, int]:

@@ -15,6 +15,7 @@ from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 
 from rallypoint.base.records import Value
+from rallypoint.base.text import listed
 from rallypoint.coordination import model as kv
 from rallypoint.protocol import job_records as job
 from rallypoint.protocol.generation import (
@@ -30,7 +31,6 @@ from rallypoint.protocol.generation import (
     Seated,
     Wait,
     decide,
-    listed,
     seats,
 )
 from rallypoint.protocol.job_records import Board

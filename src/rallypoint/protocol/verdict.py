@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import json
 import math
-import signal
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
@@ -34,6 +33,7 @@ from rallypoint.base.json_text import (
 )  # fmt: skip
 from rallypoint.base.records import Value
 from rallypoint.base.text import many, plural
+from rallypoint.protocol.restarts import ended_text
 
 __all__ = [
     "ECHOES", "NAMED_MAX", "NodeReport", "Verdict", "Victim", "WorkerFailure", "bounded", "decode", "decode_report", "describe",
@@ -88,14 +88,7 @@ class WorkerFailure(Value):
     @property
     def what(self) -> str:
         """Why it ended, as well as is known."""
-        return self.message or (f"exited with code {self.exitcode}" if self.exitcode >= 0 else f"was ended by {self._signal}")
-
-    @property
-    def _signal(self) -> str:
-        try:
-            return signal.Signals(-self.exitcode).name
-        except ValueError:
-            return f"signal {-self.exitcode}"
+        return self.message or ended_text(self.exitcode)
 
     @property
     def is_echo(self) -> bool:
