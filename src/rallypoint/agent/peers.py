@@ -25,8 +25,7 @@ from rallypoint.rendezvous.handler import RendezvousHandler, RendezvousInfo, Wak
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from rallypoint.failures.process_failure import ProcessFailure
-    from rallypoint.protocol.verdict import WorkerFailure
+    from rallypoint.protocol.verdict import NodeReport
 
     PeerNews = agent_machine.Regroup | agent_machine.Fenced | agent_machine.JobEnded
 
@@ -185,10 +184,7 @@ class CoordinatedPeers(WakingPeers):
         self._job.was_fenced(why)
 
     def report_failure(self, result: RunResult) -> None:
-        from rallypoint.protocol.verdict import NodeReport
-
-        failures = tuple(_as_told(rank, self._spec.role, one) for rank, one in result.failures.items())
-        self._job.report_failure(NodeReport(failures=failures, stopped=max(0, self._spec.local_world_size - len(failures))))
+        self._job.report_failure(_as_told(result, self._spec))
 
     def drain(self, timeout_s: float) -> agent_machine.Observation:
         """The job is done when all are, or it begins anew for a failure elsewhere."""
@@ -213,14 +209,17 @@ class CoordinatedPeers(WakingPeers):
         return self._job.end_error()
 
 
-def _as_told(rank: int, role: str, failure: ProcessFailure) -> WorkerFailure:
-    """A failure as other nodes are told of it: by how long ago it was, because clocks of two hosts differ."""
-    from rallypoint.protocol.verdict import WorkerFailure
+def _as_told(result: RunResult, spec: WorkerSpec) -> NodeReport:
+    """Failures as other nodes are told of them: by how long ago they were, because clocks of two hosts differ."""
+    from rallypoint.protocol.verdict import NodeReport, WorkerFailure
 
-    age_s = max(0.0, time.time() - failure.failed_at)
-    return WorkerFailure(
-        rank, failure.local_rank, role, failure.hostname, failure.pid, failure.exitcode, failure.message, age_s, failure.log_file
-    )
+    failures = []
+    for rank, one in result.failures.items():
+        age_s = max(0.0, time.time() - one.failed_at)
+        failures.append(
+            WorkerFailure(rank, one.local_rank, spec.role, one.hostname, one.pid, one.exitcode, one.message, age_s, one.log_file)
+        )
+    return NodeReport(failures=tuple(failures), stopped=max(0, spec.local_world_size - len(failures)))
 
 
 class OwnRestarts:
