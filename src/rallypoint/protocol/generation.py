@@ -113,7 +113,7 @@ class Gone(Value):
 
     name: str
     at: float
-    cause: str  # of core.coordination.Event, or "expelled"
+    cause: str  # of coordination.model.Event, or "expelled"
 
     @property
     def is_departure(self) -> bool:
