@@ -168,7 +168,7 @@ class Place(ABC):
 def clear_if_over(engine: Coordination, within_s: float, silent_s: float = 0.0, but_closed: bool = False) -> None:
     """Delete what is left of a job of which no node is alive; with `but_closed` one that somebody has closed stays closed."""
     left = engine.read("", time.monotonic() + within_s)
-    closed = [job.decode(job.Closed, item.value).kind for item in left.items if but_closed and item.key == job.CLOSED]
+    ends = (job.decode(job.Closed, item.value).kind for item in left.items if item.key == job.CLOSED)
     transaction = clearing(left, silent_s)
-    if isinstance(transaction, Transaction) and closed != ["closed"]:
+    if isinstance(transaction, Transaction) and not (but_closed and "closed" in ends):
         engine.transact(transaction, time.monotonic() + within_s)
