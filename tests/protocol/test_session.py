@@ -19,7 +19,6 @@ from rallypoint.protocol.session import (
     Depart,
     Done,
     Ended,
-    EndWorkerStore,
     Expired,
     Failed,
     Fenced,
@@ -151,7 +150,7 @@ def test_what_a_word_leads_to(name: str, word: str) -> None:
     ],
 )
 def test_a_seat_of_a_generation_that_is_over_is_not_taken(behind: tuple[Word, ...], is_over: bool) -> None:
-    expected = (Waiting(), (EndWorkerStore(), SayReady())) if is_over else (Member(NEXT), (TakeSeat(NEXT),))
+    expected = (Waiting(), (SayReady(),)) if is_over else (Member(NEXT), (TakeSeat(NEXT),))
     assert hear(Waiting(), NEXT, behind) == expected
 
 
@@ -164,7 +163,7 @@ def test_who_asks_for_a_seat_waits_or_is_told_why_not(name: str) -> None:
         "JobOverWaiting": (STATES["JobOverWaiting"], (GiveUp(Ended(CLOSED)),)),
         "StoreLost": (STATES["StoreLost"], (GiveUp(LOST),)),
     }
-    assert step(STATES[name], Ask()) == expected.get(name, (Waiting(), (EndWorkerStore(), SayReady())))
+    assert step(STATES[name], Ask()) == expected.get(name, (Waiting(), (SayReady(),)))
 
 
 @pytest.mark.parametrize(

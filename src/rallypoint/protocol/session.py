@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from rallypoint.protocol.verdict import NodeReport
 
 __all__ = [
-    "NO_LICENCE", "Action", "Announce", "Apart", "Ask", "Depart", "Done", "EndWorkerStore", "Ended", "Ending", "Expired",
+    "NO_LICENCE", "Action", "Announce", "Apart", "Ask", "Depart", "Done", "Ended", "Ending", "Expired",
     "Failed", "Fenced", "Finished", "GiveUp", "Go", "JobOver", "Leave", "Lost", "Me", "Member", "News", "Observation", "Over",
     "Patience", "Progress", "Refused", "Regroup", "SayClosed", "SayDeparting", "SayDone", "SayFailed", "SayReady", "Saying",
     "Seated", "State", "Stay", "Staying", "StoreLost", "TakeSeat", "Tell", "Tenure", "TimedOut", "Waiting", "Word",
@@ -198,11 +198,9 @@ Observation = Ask | Failed | Done | Expired | Depart | Leave
 
 
 class SayReady(Value):
-    """Let the job know that no worker runs here, and hold the port that the next ones will need."""
-
-
-class EndWorkerStore(Value):
-    """That of the last generation, if it was here, or was to be."""
+    """End the store of the last generation's workers, if it was here, or was to be. Then let the job know that no worker runs
+    here, and hold the port that the next ones will need.
+    """
 
 
 class SayFailed(Value):
@@ -262,7 +260,7 @@ class Go(Value):
 
 
 Saying = SayFailed | SayDone | SayDeparting | SayClosed
-Action = EndWorkerStore | SayReady | Saying | TakeSeat | Tell | Announce | GiveUp | Stay | Go
+Action = SayReady | Saying | TakeSeat | Tell | Announce | GiveUp | Stay | Go
 Step = tuple[State, tuple[Action, ...]]
 
 
@@ -298,7 +296,7 @@ def _offered(seated: Seated, behind: tuple[Word, ...]) -> Step:
     """
     number = seated.seat.generation
     if any(isinstance(one, Fenced) or (isinstance(one, Regroup) and one.generation == number) for one in behind):
-        return Waiting(), (EndWorkerStore(), SayReady())
+        return Waiting(), (SayReady(),)
     return Member(seated), (TakeSeat(seated),)
 
 
@@ -373,7 +371,7 @@ def _asked(state: State) -> Step:
             return state, (GiveUp(Ended(closed)),)
         case StoreLost(lost, _, _):
             return state, (GiveUp(lost),)
-    return Waiting(), (EndWorkerStore(), SayReady())
+    return Waiting(), (SayReady(),)
 
 
 def _done(state: State) -> State:

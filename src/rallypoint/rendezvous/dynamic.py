@@ -183,9 +183,8 @@ class DynamicRendezvous(CoordinatedHandler):
 
     def _perform(self, action: session.Action) -> None:
         match action:
-            case session.EndWorkerStore():
-                self._worker_store.end_generation()
             case session.SayReady():
+                self._worker_store.end_generation()
                 self._start().ready(self._hold_port)
             case session.SayFailed() | session.SayDone() | session.SayDeparting() | session.SayClosed():
                 self._say(action)

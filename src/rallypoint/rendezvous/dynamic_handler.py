@@ -193,7 +193,7 @@ class CellPlace(Place):
 
 def _clear_if_over(engine: Coordination) -> None:
     """Nobody comes back, as the fence is as long as the lease. A job that somebody has closed stays closed, as torch's do."""
-    clear_if_over(engine, CLEAR_S, math.inf, but_closed=True)
+    clear_if_over(engine, math.inf, but_closed=True, within_s=CLEAR_S)
 
 
 def _part_of(store: Any, prefix: str) -> Any:

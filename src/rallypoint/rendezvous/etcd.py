@@ -23,7 +23,7 @@ from rallypoint.protocol.generation import MayReturn, clearing
 from rallypoint.rendezvous.dynamic import DynamicRendezvous
 from rallypoint.rendezvous.handler import RendezvousHandler, RendezvousParameters
 from rallypoint.rendezvous.joining import Terms, terms_of
-from rallypoint.rendezvous.place import Place, clear_if_over
+from rallypoint.rendezvous.place import CLEAR_S, Place, clear_if_over
 from rallypoint.rendezvous.settings import (
     Setting,
     Settings,
@@ -152,7 +152,6 @@ def _check_tls(protocol: str, ca_cert: str | None, cert: str | None, key: str | 
 
 
 NODES_PER_KEEPALIVE_SECOND = 200
-CLEAR_S = 10.0
 CONNECT_S = 5.0  # a cluster that has just lost its leader needs seconds to answer
 
 
@@ -223,7 +222,7 @@ class EtcdPlace(Place):
             report.debug(f"the job's keys stay in etcd: {error}")
             return
         with suppress(CoordinationError):
-            clear_if_over(engine, CLEAR_S)
+            clear_if_over(engine)
         engine.close()
 
     def _is_away(self) -> bool:

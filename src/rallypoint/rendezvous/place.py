@@ -23,12 +23,13 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-__all__ = ["SLICE_S", "Place", "clear_if_over"]
+__all__ = ["CLEAR_S", "SLICE_S", "Place", "clear_if_over"]
 
 SLICE_S = 0.5  # after each we look whether we are still wanted
 HINT_S = 1.5
 PROGRESS_INTERVAL_S = 10.0
 GRANT_S = 10.0  # for round trips of seconds
+CLEAR_S = 10.0
 
 
 class Place(ABC):
@@ -165,7 +166,9 @@ class Place(ABC):
         """This node has left; a host stays until the others have gone, or for its time."""
 
 
-def clear_if_over(engine: Coordination, within_s: float, silent_s: float = 0.0, but_closed: bool = False) -> None:
+def clear_if_over(
+    engine: Coordination, silent_s: float = 0.0, but_closed: bool = False, within_s: float = CLEAR_S
+) -> None:
     """Delete what is left of a job of which no node is alive; with `but_closed` one that somebody has closed stays closed."""
     left = engine.read("", time.monotonic() + within_s)
     ends = (job.decode(job.Closed, item.value).kind for item in left.items if item.key == job.CLOSED)
