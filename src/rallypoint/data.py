@@ -2,11 +2,9 @@
 
 Neither needs torch. Where torch is imported already, it does the shuffling, because it is quicker; the order is the same.
 
-Who takes which samples of a dataset: one shuffled order that all ranks know, dealt out in turns.
-
-The order depends on the number of samples and on the seed, and on nothing else: not on the number of ranks, nor on which of them
-asks. So every rank finds the same order without asking the others, and a job that goes on with more or fewer ranks can
-deal out the rest of an order that was begun.
+One shuffled order that all ranks know is dealt out in turns. It depends on the number of samples and on the seed, and on nothing
+else: not on the number of ranks, nor on which of them asks. So every rank finds the same order without asking the others, and a
+job that goes on with more or fewer ranks can deal out the rest of an order that was begun.
 
 The order is the one of ``torch.randperm`` with a generator of the same seed: Fisher and Yates' shuffle, driven by the Mersenne
 Twister, for any number of samples below `SAME_AS_TORCH_BELOW`. A rank with torch and a rank without it agree.
@@ -18,7 +16,7 @@ import random
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 
 from rallypoint.base import defaults, environment
-from rallypoint.base.torch_presence import imported_torch
+from rallypoint.base.environment import imported_torch
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -232,20 +232,9 @@ def _send(text: str, destination: str) -> None:
     import logging  # noqa: F401  # here and not in the thread, which a fork must not find in the middle of that
 
     if destination not in _outboxes:
-        _outboxes[destination] = Outbox(_hand_over, is_foreign=True, on_error=_complaint(destination))
+        complain = report.warning_once(f"events are lost, because the sink {destination}")
+        _outboxes[destination] = Outbox(_hand_over, is_foreign=True, on_error=complain)
     _outboxes[destination].put((text, destination))
-
-
-def _complaint(destination: str) -> Callable[[BaseException], None]:
-    """Said once, where nobody is left to whom the error could be raised."""
-    told: list[BaseException] = []
-
-    def complain(error: BaseException) -> None:
-        if not told:
-            report.warn(f"events are lost, because the sink {destination} failed: {error!r}; the job goes on")
-        told[:] = [error]
-
-    return complain
 
 
 def _hand_over(sent: tuple[str, str]) -> None:

@@ -111,20 +111,9 @@ def _pass_to(handler: MetricHandler, data: MetricData) -> None:
         handler.emit(data)
         return
     if id(handler) not in _outboxes:
-        _outboxes[id(handler)] = handler, Outbox(handler.emit, is_foreign=True, on_error=_complaint(handler))
+        complain = report.warning_once(f"metrics are lost, because {type(handler).__name__}")
+        _outboxes[id(handler)] = handler, Outbox(handler.emit, is_foreign=True, on_error=complain)
     _outboxes[id(handler)][1].put(data)
-
-
-def _complaint(handler: MetricHandler) -> Callable[[BaseException], None]:
-    """Said once, where nobody is left to whom the error could be raised."""
-    told: list[BaseException] = []
-
-    def complain(error: BaseException) -> None:
-        if not told:
-            report.warn(f"metrics are lost, because {type(handler).__name__} failed: {error!r}; the job goes on")
-        told[:] = [error]
-
-    return complain
 
 
 _handlers: dict[str, MetricHandler] = {}

@@ -3,19 +3,25 @@
 It differs from the command ``rallyrun`` in what it promises a caller: the arguments come from an argparse parser,
 `config_from_args` takes them as they are, and whatever goes wrong is raised instead of turned into an exit code. Names are looked
 up here at the time of use, because callers replace them here.
+
+The parser is made from the same table of flags as that of ``rallyrun``, but has torchrun's flags only: a program that adds some
+of its own must not find the names taken. Whatever of ours the parsed arguments lack, `config_from_args` takes from its variable
+or its default.
 """
 
 from __future__ import annotations
 
 import os
+import sys
+from argparse import REMAINDER, ArgumentParser
 
 from rallypoint.agent.config import LaunchConfig
 from rallypoint.agent.launch import elastic_launch
 from rallypoint.base import defaults, environment
 from rallypoint.cli import arguments, command_line
 from rallypoint.cli.arguments import get_rdzv_endpoint, parse_min_max_nnodes
+from rallypoint.cli.command_line import BY_NAME, Option, split_list
 from rallypoint.cli.entry_point import EntryPoint, check_entry_point, get_use_env, run_script_path
-from rallypoint.compat.parser import REMAINDER, get_args_parser
 from rallypoint.compat.torch_names import get_logger, macros
 from rallypoint.failures.error_files import record
 from rallypoint.hardware.devices import determine_local_world_size
@@ -53,9 +59,55 @@ __all__ = [
 ]
 
 
+TORCHRUN_FLAGS = (
+    "--nnodes",
+    "--nproc-per-node",
+    "--rdzv-backend",
+    "--rdzv-endpoint",
+    "--rdzv-id",
+    "--rdzv-conf",
+    "--standalone",
+    "--max-restarts",
+    "--monitor-interval",
+    "--start-method",
+    "--event-log-handler",
+    "--role",
+    "--module",
+    "--no-python",
+    "--run-path",
+    "--log-dir",
+    "--redirects",
+    "--tee",
+    "--local-ranks-filter",
+    "--duplicate-stdout-filters",
+    "--duplicate-stderr-filters",
+    "--node-rank",
+    "--master-addr",
+    "--master-port",
+    "--local-addr",
+    "--logs-specs",
+    "--numa-binding",
+    "--signals-to-handle",
+    "--shutdown-timeout",
+    "--virtual-local-rank",
+)
+
+_TYPES: dict[str, Any] = {"str": str, "choice": str, "int": int, "float": float, "list": split_list}
+
+
+def get_args_parser() -> ArgumentParser:
+    """A new parser of torchrun's command line, with its names, defaults and variables."""
+    parser = ArgumentParser(description="Launch a distributed program, and look after it. Flags stand before the script.")
+    for name in TORCHRUN_FLAGS:
+        _add(parser, BY_NAME[name])
+    parser.add_argument("training_script", type=str, help="The script, module or program that each worker runs.")
+    parser.add_argument("training_script_args", nargs=REMAINDER, help="All that follows it is the script's own.")
+    return parser
+
+
 def parse_args(args: Sequence[str] | None) -> Namespace:
     """The command line as torchrun's parser reads it; None takes that of this process."""
-    return get_args_parser().parse_args(args)
+    return get_args_parser().parse_args(sys.argv[1:] if args is None else args)
 
 
 def config_from_args(args: Any) -> tuple[LaunchConfig, EntryPoint, list[str]]:
@@ -90,3 +142,17 @@ def _settle(args: Any) -> None:
         args.rdzv_id = os.urandom(8).hex()
     if known.master_port is None:
         args.master_port = defaults.MASTER_PORT
+
+
+def _add(parser: ArgumentParser, option: Option) -> None:
+    """One flag, under each of its spellings."""
+    names = dict.fromkeys(filter(None, (option.short, option.name, f"--{option.dest}")))
+    rules: dict[str, Any] = {"help": option.help.replace("%", "%%")}
+    if option.kind == "flag":
+        parser.add_argument(*names, action=check_env, default=option.default, **rules)
+        return
+    rules["type"] = _TYPES[option.kind]
+    rules["default"] = [] if option.kind == "list" else option.default
+    if option.choices:
+        rules["choices"] = list(option.choices)
+    parser.add_argument(*names, action=env if option.has_variable else "store", **rules)

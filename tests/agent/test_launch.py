@@ -23,7 +23,7 @@ from rallypoint.failures.process_failure import ChildFailedError
 from rallypoint.output.log_specs import DefaultLogsSpecs
 from rallypoint.protocol.restarts import RestartPolicy
 from rallypoint.rendezvous.handler import RendezvousParameters
-from rallypoint.rendezvous.local import LocalRendezvous
+from rallypoint.rendezvous.one_node import LocalRendezvous
 
 SH = "/bin/sh"
 BACKENDS = ("static", "c10d")

@@ -23,7 +23,7 @@ from rallypoint.errors import SignalException, WorkerStartError
 from rallypoint.output.log_specs import DefaultLogsSpecs, Std
 from rallypoint.processes.subprocesses import start_processes
 from rallypoint.rendezvous.handler import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
-from rallypoint.rendezvous.local import LocalRendezvous
+from rallypoint.rendezvous.one_node import LocalRendezvous
 from rallypoint.store.hash_store import HashStore
 
 SH = "/bin/sh"

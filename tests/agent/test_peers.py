@@ -10,7 +10,7 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
@@ -38,13 +38,13 @@ from rallypoint.net.wake_fd import WakeFd
 from rallypoint.output.log_specs import DefaultLogsSpecs
 from rallypoint.processes.context import wait_readable
 from rallypoint.protocol import agent_machine
-from rallypoint.protocol.failure_reports import WorkerFailure
-from rallypoint.protocol.ranks import WorkerRanks
 from rallypoint.protocol.restarts import RestartPolicy
+from rallypoint.protocol.verdict import NodeReport
+from rallypoint.protocol.worker_plan import WorkerRanks
 from rallypoint.rendezvous import embedded
 from rallypoint.rendezvous.coordinated import CoordinatedHandler, Introduction
 from rallypoint.rendezvous.handler import RendezvousHandler, RendezvousInfo, RendezvousParameters, RendezvousStoreInfo
-from rallypoint.rendezvous.local import LocalRendezvous
+from rallypoint.rendezvous.one_node import LocalRendezvous
 from rallypoint.store.hash_store import HashStore
 
 SH = "/bin/sh"
@@ -136,8 +136,8 @@ class Peers(CoordinatedHandler):
     def fence_fd(self) -> int | None:
         return self.fence.fileno()
 
-    def report_failure(self, failures: Mapping[int, WorkerFailure]) -> None:
-        self._note("failure", dict(failures))
+    def report_failure(self, report: NodeReport) -> None:
+        self._note("failure", report)
 
     def report_done(self) -> None:
         self._note("done")
@@ -296,10 +296,11 @@ def test_a_failure_is_told_before_workers_are_stopped_and_they_are_gone_before_w
     assert others == [("poll", False), ("failure", True), ("poll", False)]
     assert {rank: failure.exitcode for rank, failure in result.failures.items()} == {5: 3}
     (told,) = [one[1] for one in peers.told if one[0] == "failure"]
-    assert list(told) == [5]
-    assert (told[5].rank, told[5].local_rank, told[5].role, told[5].exitcode) == (5, 1, "trainer", 3)
-    assert told[5].pid == result.failures[5].pid
-    assert 0 <= told[5].age_s < 10
+    (failure,) = told.failures
+    assert (failure.rank, failure.local_rank, failure.role, failure.exitcode) == (5, 1, "trainer", 3)
+    assert failure.pid == result.failures[5].pid
+    assert 0 <= failure.age_s < 10
+    assert told.stopped == 1
 
 
 def test_the_job_rules_on_restarts_and_the_agent_counts_with_it(

@@ -18,7 +18,7 @@ from rallypoint.agent.workers import RunResult, Worker, WorkerSpec, WorkerState
 from rallypoint.base import report
 from rallypoint.events import Event, EventSource
 from rallypoint.output.log_specs import DefaultLogsSpecs
-from rallypoint.rendezvous.local import LocalRendezvous
+from rallypoint.rendezvous.one_node import LocalRendezvous
 
 SINK = "test-sink"
 

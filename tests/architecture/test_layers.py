@@ -38,20 +38,20 @@ LAYERS = (
 HEIGHT = {name: len(LAYERS) - index for index, names in enumerate(LAYERS) for name in names}
 
 PURE = {
-    "__future__", "abc", "bisect", "collections", "contextlib", "dataclasses", "enum", "functools", "itertools", "json", "math",
-    "operator", "re", "signal", "string", "types", "typing",
+    "__future__", "_json", "abc", "bisect", "collections", "contextlib", "dataclasses", "enum", "functools", "itertools", "json",
+    "math", "operator", "re", "signal", "string", "types", "typing",
 }  # fmt: skip
 # What decides, as functions of (state, observation, now): no I/O, no clock, no thread. The simulator drives most of it.
 PURE_MODULES = {
-    "base": ["bounded_json", "text"],
+    "base": ["json_text", "text"],
     "coordination": ["cell.document", "fence", "keyspace", "model"],
     "hangs": ["pulse_page", "rules"],
     "hardware": ["binding"],
     "health": ["rules"],
     "net": ["http"],
     "protocol": [
-        "agent_machine", "board", "failure_reports", "generation", "job_records", "leader", "news", "participant", "ranks",
-        "restarts", "seating", "session", "shutdown", "stale_job", "tenure", "verdict", "worker_plan",
+        "agent_machine", "generation", "job_records", "leader", "participant", "restarts", "session", "shutdown", "verdict",
+        "worker_plan",
     ],
     "store": ["values"],
     "story": ["event_records", "phases", "story"],

@@ -17,10 +17,10 @@ from tests.torch_process import torch_importable
 
 from rallypoint.compat import c10d_backend
 from rallypoint.compat.c10d_backend import C10dRendezvousBackend, create_backend
+from rallypoint.compat.torch_names import create_c10d_store
 from rallypoint.errors import RendezvousConnectionError, RendezvousStateError
 from rallypoint.rendezvous.dynamic_handler import create_handler
 from rallypoint.rendezvous.handler import RendezvousParameters
-from rallypoint.rendezvous.torch_stores import create_c10d_store
 from rallypoint.store.file_store import FileStore
 from rallypoint.store.hash_store import HashStore
 from rallypoint.store.interface import StoreError, StoreNetworkError, StoreTimeoutError
@@ -191,7 +191,7 @@ def test_a_store_is_served_and_joined(family: str) -> None:
 def test_a_port_that_was_given_is_tried_once_and_one_that_was_found_again(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     server = create_c10d_store(True, "127.0.0.1", timeout=5)
     found = iter([server.port, server.port, free_port()])
-    monkeypatch.setattr("rallypoint.rendezvous.torch_stores.get_free_port", lambda: next(found))
+    monkeypatch.setattr("rallypoint.compat.torch_names.get_free_port", lambda: next(found))
     with pytest.raises(RuntimeError, match=r"(?i)address already in use"):
         create_c10d_store(True, "127.0.0.1", server.port, timeout=5)
     assert create_c10d_store(True, "127.0.0.1", timeout=5).port != server.port

@@ -13,10 +13,11 @@ from rallypoint.compat.etcd_backend import (
     EtcdRendezvous,
     EtcdRendezvousBackend,
     EtcdRendezvousHandler,
+    EtcdStore,
+    cas_delay,
     create_backend,
     create_rdzv_handler,
 )
-from rallypoint.compat.etcd_store import EtcdStore, cas_delay
 from rallypoint.coordination.etcd.engine import EtcdCell
 from rallypoint.coordination.etcd.gateway import access_of
 from rallypoint.errors import RendezvousConnectionError, RendezvousStateError

@@ -69,7 +69,7 @@ class Scripted(CoordinatedHandler):
     def observe(self) -> Any:
         return self.heard.pop(0) if self.heard else None
 
-    def report_failure(self, failures: Any) -> None:
+    def report_failure(self, report: Any) -> None:
         self.calls.append("failed")
 
     def report_done(self) -> None:

@@ -50,3 +50,12 @@ def test_every_module_is_on_the_map() -> None:
     package = Path(rallypoint.__file__).parent
     parts = {path.stem for path in package.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
     assert parts - {"__init__", "__main__"} == mapped
+
+
+def test_the_walk_through_a_failure_is_short_and_names_what_there_is() -> None:
+    rows = table_rows((DOCS / "tour.md").read_text(), "A walk: one failure over two nodes")
+    assert [row[0] for row in rows] == [str(number) for number in range(1, len(rows) + 1)]
+    assert len(rows) <= 12
+    for _, shape, _, place in rows:
+        module = importlib.import_module("rallypoint." + place.strip("`").removesuffix(".py").replace("/", "."))
+        assert [name for name in re.findall(r"^(?:an? )?`(\w+)`", shape) if not hasattr(module, name)] == []

@@ -16,7 +16,7 @@ import pytest
 
 from rallypoint import DefaultLogsSpecs, LocalElasticAgent, Std, WorkerSpec, WorkerState, start_processes
 from rallypoint.protocol.restarts import RestartPolicy
-from rallypoint.rendezvous.local import LocalRendezvous
+from rallypoint.rendezvous.one_node import LocalRendezvous
 
 # What a worker may do: end well or badly, early or late, by a signal, deaf to signals, with children or daemons, talkative.
 PROGRAMS = (

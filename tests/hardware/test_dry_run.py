@@ -17,8 +17,7 @@ from rallypoint.cli.dry_run import describe
 from rallypoint.errors import UsageError
 from rallypoint.hardware import devices
 from rallypoint.output.log_specs import DefaultLogsSpecs, LogsDest, LogsSpecs, Std
-from rallypoint.protocol.ranks import WorkerRanks
-from rallypoint.protocol.worker_plan import Group, plan_worker
+from rallypoint.protocol.worker_plan import Group, WorkerRanks, plan_worker
 
 SECRET = "hunter2"
 

@@ -22,12 +22,12 @@ from rallypoint.protocol.generation import (
     Interrupt,
     Node,
     Policy,
+    Seated,
     Wait,
     decide,
     usable,
 )
 from rallypoint.protocol.job_records import NOT_READY, NodeRecord, Signal
-from rallypoint.protocol.seating import Seated
 
 POLICY = Policy(2, 4, last_call_s=10.0, join_timeout_s=60.0, scale_up_window_s=0.3, ready_timeout_s=35.0)
 STOP = Signal("failure", "rank 3 failed", "a")

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from rallypoint.base.records import Value
 from rallypoint.protocol import job_records as job
 from rallypoint.protocol.restarts import Purse
+from rallypoint.protocol.verdict import Verdict
 
 RECORDS: list[Value] = [
     job.NodeRecord("host:0", "10.0.0.1", 29500, "default", 8, 0),
@@ -22,7 +23,7 @@ RECORDS: list[Value] = [
     job.Signal("failure", "rank 3 on gpu-7 failed", "gpu-7"),
     job.Signal("finished", "", ""),
     job.Closed("finished", "the job has finished", "host:0"),
-    job.Closed("failed", "ürgh \ud800 \0", "host:0", {"cause": None, "victims": [1, 2], "deep": {"a": [{}]}}),
+    job.Closed("failed", "ürgh \ud800 \0", "host:0", Verdict(stopped=2, lost=("host:1",), world_size=3)),
     job.Status("1 of 2 nodes are here; here: host:0"),
     Purse(recent_ages_s=()),
 ]
@@ -58,14 +59,14 @@ def test_the_keys_of_one_generation_are_none_of_another(one: int, other: int, at
     """P16: a prefix that ended in a number would name ten more generations."""
     assert job.seat_key(one, attempt, "n").startswith(job.seats_of_generation(other)) == (one == other)
     assert job.seat_key(3, one, "n").startswith(job.seats_of_attempt(3, other)) == (one == other)
-    assert job.failure_key(one, "n").startswith(job.failure_prefix(other)) == (one == other)
-    assert job.done_key(one, "n").startswith(job.done_prefix(other)) == (one == other)
+    assert job.failure_key(one, "n").startswith(job.failure_key(other, "")) == (one == other)
+    assert job.done_key(one, "n").startswith(job.done_key(other, "")) == (one == other)
 
 
 # --- what is written can be read -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("record", RECORDS, ids=repr)
+@pytest.mark.parametrize("record", RECORDS, ids=lambda record: repr(record)[:80])
 def test_a_record_is_read_as_it_was_written(record: Value) -> None:
     data = job.encode(record)
     assert data.isascii()
@@ -80,6 +81,8 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS, inner, max_size=3),
     max_leaves=6,
 )
+COUNTS = st.integers(0, 10**9)
+NAMES = st.text("abc-09", max_size=20)
 PURSES = st.builds(Purse, NUMBERS, NUMBERS, NUMBERS, NUMBERS, AGES)
 ANY_RECORD = st.one_of(
     st.builds(job.NodeRecord, TEXTS, TEXTS, NUMBERS, TEXTS, NUMBERS, NUMBERS, NUMBERS, st.booleans()),
@@ -87,7 +90,7 @@ ANY_RECORD = st.one_of(
     st.builds(job.Generation, NUMBERS, NUMBERS, NUMBERS, NUMBERS, TEXTS, NUMBERS, TEXTS, PURSES),
     st.builds(job.Signal, st.sampled_from(["failure", "loss", "departure", "join", "finished"]), TEXTS, TEXTS),
     st.builds(job.Closed, st.sampled_from(["finished", "failed", "closed", "host_left"]), TEXTS, TEXTS,
-              st.none() | st.dictionaries(TEXTS, JSON, max_size=3)),
+              st.none() | st.builds(Verdict, stopped=COUNTS, lost=st.lists(NAMES, max_size=3).map(tuple), world_size=COUNTS)),
 )  # fmt: skip
 
 
@@ -95,6 +98,12 @@ ANY_RECORD = st.one_of(
 @given(ANY_RECORD)
 def test_any_record_is_read_as_it_was_written(record: Value) -> None:
     assert job.decode(type(record), job.encode(record)) == record
+
+
+@pytest.mark.parametrize("verdict", [{}, {"cause": None, "victims": [1, 2], "deep": {"a": [{}]}}, {"of": "a later version"}])
+def test_the_end_of_a_job_counts_even_if_its_verdict_cannot_be_read(verdict: dict[str, Any]) -> None:
+    closed = job.Closed("failed", "no restart is left", "host:0")
+    assert job.decode(job.Closed, changed(closed, verdict=verdict)) == closed
 
 
 def test_a_field_that_an_older_node_did_not_write_has_its_default() -> None:

@@ -8,10 +8,9 @@ from hypothesis import strategies as st
 
 from rallypoint.coordination.model import Delete, Operation, Put
 from rallypoint.protocol import job_records as job
-from rallypoint.protocol.generation import Form
+from rallypoint.protocol.generation import Form, Node
 from rallypoint.protocol.leader import SEATS_PER_TRANSACTION, Forming
 from rallypoint.protocol.restarts import Purse
-from rallypoint.protocol.seating import Candidate
 
 PURSE = Purse(1, 2, 3, 4, (0.5,))
 NUMBER, ATTEMPT = 7, 42
@@ -19,7 +18,7 @@ NUMBER, ATTEMPT = 7, 42
 
 def form(count: int, workers: int = 2) -> Form:
     order = tuple(
-        Candidate(f"id{rank}", job.NodeRecord(f"node{rank}", f"10.0.0.{rank}", 29500 + rank, "default", workers, 6), rank)
+        Node(f"id{rank}", job.NodeRecord(f"node{rank}", f"10.0.0.{rank}", 29500 + rank, "default", workers, 6), rank, 0.0)
         for rank in range(count)
     )
     return Form(order, "they are here")

@@ -9,7 +9,7 @@ from tests.simulation.script import Stage
 
 from rallypoint.coordination.model import Compare, Delete, Read, Transaction, Watch
 from rallypoint.protocol import job_records as job
-from rallypoint.protocol import news
+from rallypoint.protocol import session
 from rallypoint.protocol.generation import DRIFT, MARGIN_S, Policy
 from rallypoint.protocol.participant import Former
 from rallypoint.protocol.restarts import RestartPolicy
@@ -77,7 +77,7 @@ class TestJoining:
         stage.settings = {"protocol": 2}
         stage.join("c")
         stage.settle()
-        assert stage.news("c") == [news.Refused("{'protocol': 2} is not {'protocol': 1}")]
+        assert stage.news("c") == [session.Refused("{'protocol': 2} is not {'protocol': 1}")]
         assert stage.value(job.node_key("c")) is None
 
     def test_a_second_holder_of_a_rank_is_refused_when_a_lease_has_passed(self) -> None:
@@ -87,7 +87,7 @@ class TestJoining:
         stage.pass_time(PAIR.lease_s - 0.1)
         assert stage.kinds("b") == []
         stage.pass_time(0.2)
-        assert stage.news("b") == [news.Refused("rank 0 is held by a at a.example, which lives")]
+        assert stage.news("b") == [session.Refused("rank 0 is held by a at a.example, which lives")]
         stage.join("c", rank_hint=1, hint_is_explicit=True)
         stage.nodes["b"].leave()
         stage.settle()
@@ -99,7 +99,7 @@ class TestJoining:
         stage.pass_time(59.0)
         assert stage.kinds("a") == []
         stage.pass_time(2.0)
-        assert stage.news("a") == [news.TimedOut("waited 60 s for enough nodes in vain")]
+        assert stage.news("a") == [session.TimedOut("waited 60 s for enough nodes in vain")]
 
     def test_those_who_wait_hear_who_is_missing(self) -> None:
         """P19: every 10 s one line."""
@@ -107,7 +107,7 @@ class TestJoining:
         stage.join("a", rank_hint=0)
         stage.join("b", rank_hint=2)
         stage.pass_time(25.0)
-        lines = [one.text for one in stage.nodes["b"].take_news() if isinstance(one, news.Progress)]
+        lines = [one.text for one in stage.nodes["b"].take_news() if isinstance(one, session.Progress)]
         assert len(lines) == 2
         assert lines[-1] == "2 of 3 nodes; here: a, b; missing: rank 1"
 
@@ -148,11 +148,13 @@ class TestFailing:
         stage.settle()
         stage.ready("a", "b")
         stage.settle()
-        ends = [one for name in ("a", "b") for one in stage.news(name) if isinstance(one, news.Ended)]
+        ends = [one for name in ("a", "b") for one in stage.news(name) if isinstance(one, session.Ended)]
         assert [one.closed.kind for one in ends] == ["failed", "failed"]
         assert ends[0] == ends[1]
-        assert ends[0].closed.verdict is not None
-        assert ends[0].closed.verdict["cause"]["message"] == "ValueError: bad luck"
+        verdict = ends[0].closed.verdict
+        assert verdict is not None
+        assert verdict.cause is not None
+        assert verdict.cause.message == "ValueError: bad luck"
 
     def test_a_hopeless_exit_code_ends_the_job(self) -> None:
         """P15."""
@@ -175,7 +177,7 @@ class TestFailing:
             stage.settle()
         stage.nodes["b"].take_news()
         stage.pass_time(15.0)
-        (line,) = [one.text for one in stage.nodes["b"].take_news() if isinstance(one, news.Progress)]
+        (line,) = [one.text for one in stage.nodes["b"].take_news() if isinstance(one, session.Progress)]
         assert line.endswith("restart 2 of 9, after 25 s; here: a, b")
 
     def test_the_second_restart_waits(self) -> None:
@@ -600,7 +602,7 @@ class TestComingAndGoing:
         stage.nodes["a"].leave()
         stage.settle()
         (ended,) = stage.news("b")
-        assert isinstance(ended, news.Ended)
+        assert isinstance(ended, session.Ended)
         assert (ended.closed.kind, ended.closed.why) == ("host_left", "a hosts the store and received SIGTERM")
 
     def test_the_first_end_counts(self) -> None:
@@ -739,7 +741,7 @@ def test_what_is_written_about_a_generation_is_bounded() -> None:
     found = signal(stage, 1)
     assert found is not None
     assert len(found.why) <= 500
-    (failure,) = stage.store.read(job.failure_prefix(1)).items
+    (failure,) = stage.store.read(job.failure_key(1, "")).items
     assert len(failure.value) < 16_384
 
 

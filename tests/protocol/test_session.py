@@ -8,9 +8,7 @@ from hypothesis import strategies as st
 
 from rallypoint.protocol import job_records as job
 from rallypoint.protocol.agent_machine import JobEnded
-from rallypoint.protocol.failure_reports import NodeReport
 from rallypoint.protocol.generation import Policy
-from rallypoint.protocol.news import Ended, Fenced, Lost, Progress, Refused, Regroup, Seated, TimedOut, Word
 from rallypoint.protocol.participant import Joining, Participant
 from rallypoint.protocol.restarts import Purse, RestartPolicy
 from rallypoint.protocol.session import (
@@ -20,30 +18,38 @@ from rallypoint.protocol.session import (
     Ask,
     Depart,
     Done,
-    EndWorkerStore,
+    Ended,
     Expired,
     Failed,
+    Fenced,
     Finished,
     GiveUp,
     Go,
     JobOver,
     Leave,
+    Lost,
     Me,
     Member,
     Observation,
     Over,
+    Progress,
+    Refused,
+    Regroup,
     SayClosed,
     SayDeparting,
     SayDone,
     SayFailed,
     SayReady,
+    Seated,
     State,
     Stay,
     Staying,
     StoreLost,
     TakeSeat,
     Tell,
+    TimedOut,
     Waiting,
+    Word,
     closes_the_job,
     has_to_regroup,
     hear,
@@ -52,6 +58,7 @@ from rallypoint.protocol.session import (
     seat_of,
     step,
 )
+from rallypoint.protocol.verdict import NodeReport
 
 
 def seated(number: int) -> Seated:
@@ -143,7 +150,7 @@ def test_what_a_word_leads_to(name: str, word: str) -> None:
     ],
 )
 def test_a_seat_of_a_generation_that_is_over_is_not_taken(behind: tuple[Word, ...], is_over: bool) -> None:
-    expected = (Waiting(), (EndWorkerStore(), SayReady())) if is_over else (Member(NEXT), (TakeSeat(NEXT),))
+    expected = (Waiting(), (SayReady(),)) if is_over else (Member(NEXT), (TakeSeat(NEXT),))
     assert hear(Waiting(), NEXT, behind) == expected
 
 
@@ -156,7 +163,7 @@ def test_who_asks_for_a_seat_waits_or_is_told_why_not(name: str) -> None:
         "JobOverWaiting": (STATES["JobOverWaiting"], (GiveUp(Ended(CLOSED)),)),
         "StoreLost": (STATES["StoreLost"], (GiveUp(LOST),)),
     }
-    assert step(STATES[name], Ask()) == expected.get(name, (Waiting(), (EndWorkerStore(), SayReady())))
+    assert step(STATES[name], Ask()) == expected.get(name, (Waiting(), (SayReady(),)))
 
 
 @pytest.mark.parametrize(

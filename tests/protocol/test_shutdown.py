@@ -10,11 +10,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rallypoint.protocol import shutdown
-from rallypoint.protocol.shutdown import GaveUp, Gone, Send, Stop, Target, Waiting, check, hurry, step
+from rallypoint.protocol.shutdown import GaveUp, Gone, Send, Stop, Target, Waiting, hurry, step
 
 TERM, INT, KILL = signal.SIGTERM, signal.SIGINT, signal.SIGKILL
 GRACE_S, KILL_WAIT_S = 30.0, 10.0
 ONE, TWO, ORPHAN = Target(True, 1), Target(True, 2), Target(False, 4711)
+
+
+def check(stop: Stop) -> None:
+    """What holds after every step."""
+    for target, clock in stop.clocks.items():
+        if clock.told_at is None:
+            raise ValueError(f"{target} is present and was never told")
+        if clock.killed_at is not None and clock.killed_at < clock.told_at:
+            raise ValueError(f"{target} was killed before it was told")
 
 
 def begun(number: int = TERM, grace_s: float = GRACE_S, kill_wait_s: float = KILL_WAIT_S) -> Stop:

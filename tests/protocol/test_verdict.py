@@ -11,9 +11,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rallypoint.base.bounded_json import clip, size
-from rallypoint.protocol.failure_reports import NAMED_MAX, NodeReport, WorkerFailure, bounded, decode_report, encode_report
-from rallypoint.protocol.verdict import Verdict, Victim, decode, describe, encode, explain, judge_failures
+from rallypoint.base.json_text import clip, size
+from rallypoint.protocol.verdict import (
+    NAMED_MAX,
+    NodeReport,
+    Verdict,
+    Victim,
+    WorkerFailure,
+    bounded,
+    decode,
+    decode_report,
+    describe,
+    encode,
+    encode_report,
+    explain,
+    judge_failures,
+)
 
 RESET = "RuntimeError: [gloo] Connection reset by peer"
 

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rallypoint.protocol.ranks import WorkerRanks
-from rallypoint.protocol.worker_plan import Group, plan_worker, substitute
+from rallypoint.protocol.worker_plan import Group, WorkerRanks, plan_worker, substitute
 
 GROUP = Group(
     role="trainer",

@@ -23,7 +23,7 @@ from rallypoint.coordination.etcd.gateway import EtcdAccess
 from rallypoint.coordination.etcd.member import Plan, PortTaken, UnreachableName, claim_endpoint, plan_cluster
 from rallypoint.coordination.etcd.server import ENV_ETCD_BINARY
 from rallypoint.errors import ExitCode, UsageError
-from rallypoint.rendezvous.etcd_settings import parse_endpoints
+from rallypoint.rendezvous.etcd import parse_endpoints
 
 LOOPBACK = "127.0.0.1"
 CONF = "bootstrap=true,fence=3,last_call_timeout=0.5,keep_alive_interval=0.5"

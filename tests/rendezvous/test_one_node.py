@@ -11,10 +11,9 @@ import pytest
 from tests.ports import free_port
 
 from rallypoint.errors import RendezvousClosedError, RendezvousError, UsageError
-from rallypoint.rendezvous import local, static
+from rallypoint.rendezvous import one_node
 from rallypoint.rendezvous.handler import RendezvousHandler, RendezvousInfo, RendezvousParameters, WakingHandler
-from rallypoint.rendezvous.local import LocalRendezvous
-from rallypoint.rendezvous.static import StaticTCPRendezvous
+from rallypoint.rendezvous.one_node import LocalRendezvous, StaticTCPRendezvous
 
 Handler = TypeVar("Handler", bound=RendezvousHandler)
 
@@ -51,7 +50,7 @@ def is_held(info: RendezvousInfo) -> bool:
 
 def test_static_gives_what_the_user_gave(closing: Any) -> None:
     port = free_port()
-    handler = closing(static.create_rdzv_handler(params("static", f"[::1]:{port}", rank="0", timeout="60")))
+    handler = closing(one_node.create_rdzv_handler(params("static", f"[::1]:{port}", rank="0", timeout="60")))
     assert isinstance(handler, StaticTCPRendezvous)
     info = handler.next_rendezvous()
     assert (info.rank, info.world_size) == (0, 1)
@@ -98,14 +97,14 @@ def test_p13_static_port_0_is_a_free_one_that_is_held() -> None:
 )
 def test_static_refuses_what_cannot_be(endpoint: str, max_nodes: int, settings: dict[str, Any], complaint: str) -> None:
     with pytest.raises(UsageError, match=complaint):
-        static.create_rdzv_handler(params("static", endpoint, max_nodes, **settings))
+        one_node.create_rdzv_handler(params("static", endpoint, max_nodes, **settings))
 
 
 # --- elastic ---------------------------------------------------------------------------------------------------------------
 
 
 def test_p13_local_gives_each_generation_its_own_store_and_holds_its_port(closing: Any) -> None:
-    handler = closing(local.create_handler(params("c10d", "")))
+    handler = closing(one_node.create_handler(params("c10d", "")))
     first, second = handler.next_rendezvous(), handler.next_rendezvous()
     first.store.set("stale", "1")
     assert not second.store.check(["stale"])
@@ -116,18 +115,18 @@ def test_p13_local_gives_each_generation_its_own_store_and_holds_its_port(closin
 
 
 def test_local_names_the_address_that_the_user_gave(closing: Any) -> None:
-    handler = closing(local.create_handler(params("c10d", local_addr="127.0.0.9")))
+    handler = closing(one_node.create_handler(params("c10d", local_addr="127.0.0.9")))
     assert handler.next_rendezvous().bootstrap_store_info.master_addr == "127.0.0.9"
 
 
 def test_an_address_that_is_not_ours_is_refused_by_name() -> None:
-    handler = local.create_handler(params("c10d", local_addr="192.0.2.1"))
+    handler = one_node.create_handler(params("c10d", local_addr="192.0.2.1"))
     with pytest.raises(RendezvousError, match=r"192\.0\.2\.1 is no address of this machine.*--local-addr"):
         handler.next_rendezvous()
 
 
 def test_the_worker_of_rank_0_may_open_the_store_instead() -> None:
-    handler = local.create_handler(params("c10d", worker_store="rank0"))
+    handler = one_node.create_handler(params("c10d", worker_store="rank0"))
     assert not handler.use_agent_store
     assert not is_held(handler.next_rendezvous())
 
@@ -144,7 +143,7 @@ def test_local_ends_when_it_is_closed(close: Any) -> None:
 
 def test_local_refuses_an_endpoint_that_is_none() -> None:
     with pytest.raises(UsageError, match="'host:x'"):
-        local.create_handler(params("c10d", "host:x"))
+        one_node.create_handler(params("c10d", "host:x"))
 
 
 @pytest.mark.parametrize("handler", [LocalRendezvous("job"), StaticTCPRendezvous("127.0.0.1", 1, 0, 1, "job", 60)])

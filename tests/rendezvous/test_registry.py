@@ -13,11 +13,10 @@ from rallypoint.errors import UsageError
 from rallypoint.rendezvous import handler, registry
 from rallypoint.rendezvous.coordinated import CoordinatedHandler
 from rallypoint.rendezvous.handler import RendezvousHandlerRegistry, RendezvousParameters
-from rallypoint.rendezvous.local import LocalRendezvous
-from rallypoint.rendezvous.static import StaticTCPRendezvous
+from rallypoint.rendezvous.one_node import LocalRendezvous, StaticTCPRendezvous
 
 PLUG_IN = """
-from rallypoint.rendezvous.local import LocalRendezvous
+from rallypoint.rendezvous.one_node import LocalRendezvous
 
 class Mine(LocalRendezvous):
     def get_backend(self):

@@ -58,7 +58,7 @@ def refusal(config: dict[str, Any], environ: dict[str, str] | None = None) -> st
 def test_the_table_and_the_fields_are_one() -> None:
     names = [setting.field for setting in USED]
     assert sorted(names) == sorted(name for name in Settings._fields if name != "sources")
-    assert {setting.field: setting.default for setting in USED} == {name: getattr(Settings(), name) for name in names}
+    assert [setting.default_in(Settings) for setting in USED] == [getattr(Settings(), name) for name in names]
     assert len(BY_KEY) == len(SETTINGS)
 
 

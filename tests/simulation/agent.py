@@ -20,7 +20,7 @@ from tests.simulation.world import Clock, World
 
 from rallypoint.coordination.engine import StoreGoneError
 from rallypoint.coordination.model import Put, Transaction
-from rallypoint.protocol import agent_machine, news, session
+from rallypoint.protocol import agent_machine, session
 from rallypoint.protocol import job_records as job
 from rallypoint.protocol.participant import Joining, Participant
 
@@ -68,7 +68,7 @@ class Agent(WorkerHost):
         self.stuck: dict[str, list[tuple[Callable[..., None], tuple[object, ...]]]] = {}  # and what each thread has to do then
         self.failure = ""  # what is wrong with it, and nobody else
         self.is_shut_down = True  # at its end, as by a launcher that got no signal
-        self.words: deque[news.Word] = deque()  # from the job, which nobody has heard yet
+        self.words: deque[session.Word] = deque()  # from the job, which nobody has heard yet
         self.session: session.State = session.Apart()
         self._sessions = 0
         self.driver = Driver(self)
@@ -148,7 +148,7 @@ class Agent(WorkerHost):
         """The main thread hears of it when it can, at once if it is stopping them."""
         if self.is_alive:
             self._feel_fence()
-            self.hear([news.Fenced(why)])
+            self.hear([session.Fenced(why)])
 
     def end_licence(self) -> None:
         """The driver kills the workers by itself."""
@@ -163,16 +163,16 @@ class Agent(WorkerHost):
     def give_up(self, why: str) -> None:
         """There is no store any more that we could take part through."""
         self.end_licence()
-        self.hear([news.Lost(StoreGoneError(why))])
+        self.hear([session.Lost(StoreGoneError(why))])
 
     def note_transaction(self, request: Transaction) -> None:
         for operation in request.then:
             if isinstance(operation, Put) and operation.key.startswith("down/signal/"):
                 self.oracle.signal_sent(self, operation, is_own=request.compares[0].key == operation.key)
 
-    def hear(self, words: list[news.Word]) -> None:
+    def hear(self, words: list[session.Word]) -> None:
         for one in words:
-            if isinstance(one, news.Seated):
+            if isinstance(one, session.Seated):
                 self.oracle.seated(self, one.seat, one.generation)
         self.words += words
         self.listen()
@@ -184,7 +184,7 @@ class Agent(WorkerHost):
         was_staying = isinstance(self.session, session.Staying)
         while self.words and self._is_listening():
             word = self.words.popleft()
-            if isinstance(word, news.Refused | news.TimedOut):
+            if isinstance(word, session.Refused | session.TimedOut):
                 self.world.tally[type(word).__name__.lower()] += 1
             self._follow(*session.hear(self.session, word, tuple(self.words)))
         if was_staying and not isinstance(self.session, session.Staying):
@@ -220,7 +220,7 @@ class Agent(WorkerHost):
                     if not self.is_leaving:
                         self._observe(what)
                 case session.GiveUp(why):
-                    is_finished = isinstance(why, news.Ended) and why.closed.kind == "finished"
+                    is_finished = isinstance(why, session.Ended) and why.closed.kind == "finished"
                     self.finish(is_finished, f"it will have no seat: {why}")
                 case session.Stay():
                     self.world.tally["stays for the workers of others"] += 1

@@ -17,8 +17,7 @@ from tests.simulation.world import Violation
 from rallypoint.coordination.fence import HeldLease
 from rallypoint.coordination.model import Transaction, Watch
 from rallypoint.protocol.participant import Participant
-from rallypoint.protocol.session import Seated, Staying
-from rallypoint.protocol.tenure import NO_LICENCE, Tenure
+from rallypoint.protocol.session import NO_LICENCE, Seated, Staying, Tenure
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

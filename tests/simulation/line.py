@@ -1,7 +1,7 @@
 """One agent's connection to the store and its lease: dialling, breaks, the fence, and when to give up.
 
 It does what `Line` in `coordination.embedded.client` does; the lease, the watches that survive a break and what decides about the
-session (`protocol.tenure`) are the real ones. What is said is in `driver`.
+session (`protocol.session`) are the real ones. What is said is in `driver`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from rallypoint.coordination import fence
 from rallypoint.coordination.embedded.client import Watches
 from rallypoint.coordination.fence import HeldLease
 from rallypoint.protocol.participant import Former, Participant
-from rallypoint.protocol.tenure import Patience, Tenure
+from rallypoint.protocol.session import Patience, Tenure
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from tests.simulation.world import Violation, World
 from rallypoint.coordination.keyspace import Keyspace
 from rallypoint.coordination.model import Event, Item, Put
 from rallypoint.protocol import job_records as job
-from rallypoint.protocol import news
+from rallypoint.protocol import session
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -220,7 +220,7 @@ class Oracle:
     def takes_seat(self, agent: Agent, seat: job.Seat) -> None:
         """No workers are started for a generation that their agent was told to be over."""
         for word in agent.words:
-            if isinstance(word, news.Fenced) or (isinstance(word, news.Regroup) and word.generation == seat.generation):
+            if isinstance(word, session.Fenced) or (isinstance(word, session.Regroup) and word.generation == seat.generation):
                 raise Violation(f"{agent.name} takes its seat in generation {seat.generation}, but was told: {word}")
 
     def signal_sent(self, agent: Agent, put: Put, is_own: bool) -> None:

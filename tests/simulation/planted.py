@@ -16,13 +16,13 @@ from rallypoint.coordination import keyspace
 from rallypoint.coordination.embedded.client import Watches
 from rallypoint.coordination.fence import HeldLease
 from rallypoint.coordination.model import Compare, Outcome, Put, Transaction
-from rallypoint.protocol import generation, leader, news, seating, session
+from rallypoint.protocol import generation, leader, session
 from rallypoint.protocol import job_records as job
 from rallypoint.protocol.generation import Current, Gone, Policy
 from rallypoint.protocol.leader import Forming, Leader, Roster
-from rallypoint.protocol.participant import Membership, Participant
+from rallypoint.protocol.participant import Participant
 from rallypoint.protocol.restarts import Again, Purse
-from rallypoint.protocol.tenure import Tenure
+from rallypoint.protocol.session import Tenure
 
 __all__ = ["BUGS", "planted"]
 
@@ -155,7 +155,7 @@ def joiner_after_a_done() -> Patches:
 
 @bug
 def ranks_not_kept() -> Patches:
-    return [(seating, "_old_places", lambda chosen, before: {})]
+    return [(generation, "_old_places", lambda chosen, before: {})]
 
 
 @bug
@@ -192,8 +192,8 @@ def done_is_bound_to_the_lease() -> Patches:
             return Transaction((), (request.then[0].replace(lease=self._joining.lease),))
         return request
 
-    real = Membership._next_write
-    return [(Membership, "_next_write", next_write)]
+    real = Participant._next_write
+    return [(Participant, "_next_write", next_write)]
 
 
 @bug
@@ -212,13 +212,13 @@ def report_forgotten_when_ready() -> Patches:
         real(self, now, port)
         self._report = None
 
-    real = Membership.ready
-    return [(Membership, "ready", ready)]
+    real = Participant.ready
+    return [(Participant, "ready", ready)]
 
 
 @bug
 def departs_although_it_is_done() -> Patches:
-    return [(Membership, "_is_missed", lambda self, seat: self.board.number == seat.generation and self.board.signal() is None)]
+    return [(Participant, "_is_missed", lambda self, seat: self.board.number == seat.generation and self.board.signal() is None)]
 
 
 # What a session makes of what it hears.
@@ -238,7 +238,7 @@ def waits_for_a_seat_after_the_end() -> Patches:
 @bug
 def stays_after_the_end_of_the_job() -> Patches:
     def after(state, word):
-        return state if isinstance(state, session.Staying) and isinstance(word, news.Ended) else real(state, word)
+        return state if isinstance(state, session.Staying) and isinstance(word, session.Ended) else real(state, word)
 
     real = session._after
     return [(session, "_after", after)]
@@ -415,7 +415,7 @@ def vouches_for_itself_too_early() -> Patches:
     def vouching(self):
         return () if self._former is None else (Put(job.left_key(self._former.generation, self._former.id), job.LOST),)
 
-    return [(Membership, "_vouching", vouching)]
+    return [(Participant, "_vouching", vouching)]
 
 
 @bug
@@ -433,8 +433,8 @@ def workers_killed_and_nobody_told() -> Patches:
         real(self, now, port)
         self._fallen_in = 0
 
-    real = Membership.ready
-    return [(Membership, "ready", ready)]
+    real = Participant.ready
+    return [(Participant, "ready", ready)]
 
 
 # The store.

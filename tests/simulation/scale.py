@@ -16,11 +16,11 @@ from collections import deque
 from rallypoint.coordination.keyspace import Keyspace
 from rallypoint.coordination.model import Event, Item, Outcome, Read, Request, Snapshot, Transaction
 from rallypoint.protocol import job_records as job
-from rallypoint.protocol import news
-from rallypoint.protocol.failure_reports import NodeReport, WorkerFailure
+from rallypoint.protocol import session
 from rallypoint.protocol.generation import Policy
 from rallypoint.protocol.participant import Joining, Participant
 from rallypoint.protocol.restarts import RestartPolicy
+from rallypoint.protocol.verdict import NodeReport, WorkerFailure
 
 __all__ = ["Cost", "Crowd", "exponent", "measure"]
 
@@ -47,7 +47,7 @@ class Crowd:
         self.keyspace = Keyspace()
         self.now = 0.0
         self.cost = Cost()
-        self.news: dict[str, list[news.News]] = {}
+        self.news: dict[str, list[session.News]] = {}
         policy, restarts = Policy(count, count), RestartPolicy(3)
         self.members = [self._join(index, policy, restarts) for index in range(count)]
         self._watching: dict[str, list[Participant]] = {"down/": [], "up/": []}
@@ -110,7 +110,7 @@ class Crowd:
 
     def meet(self) -> None:
         self.run()
-        self._expect(news.Seated)
+        self._expect(session.Seated)
 
     def fail(self) -> None:
         """One worker fails, and all others for that; everybody reports, and meets again."""
@@ -118,17 +118,17 @@ class Crowd:
         for index, member in enumerate(self.members[1:], 1):
             member.failed(self._report(index, "Connection reset by peer"))
         self.run()
-        self._expect(news.Regroup)
+        self._expect(session.Regroup)
         for member in self.members:
             member.ready(self.now, 29500)
         self.run()
-        self._expect(news.Seated)
+        self._expect(session.Seated)
 
     def end(self) -> None:
         for member in self.members:
             member.done()
         self.run()
-        self._expect(news.Ended)
+        self._expect(session.Ended)
 
     @staticmethod
     def _report(index: int, message: str) -> NodeReport:
@@ -139,7 +139,7 @@ class Crowd:
         """Everybody has heard that, and nothing else that matters."""
         heard, self.news = self.news, {}
         for member in self.members:
-            found = [type(one) for one in heard[member.id] if not isinstance(one, news.Progress)]
+            found = [type(one) for one in heard[member.id] if not isinstance(one, session.Progress)]
             assert found == [kind], f"{member.id} heard {found}"
 
 

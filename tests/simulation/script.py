@@ -8,11 +8,11 @@ from __future__ import annotations
 from rallypoint.coordination.keyspace import Keyspace
 from rallypoint.coordination.model import Event, Outcome, Read, Request, Snapshot, Transaction
 from rallypoint.protocol import job_records as job
-from rallypoint.protocol import news
-from rallypoint.protocol.failure_reports import NodeReport, WorkerFailure
+from rallypoint.protocol import session
 from rallypoint.protocol.generation import Policy
 from rallypoint.protocol.participant import Former, Joining, Participant
 from rallypoint.protocol.restarts import RestartPolicy
+from rallypoint.protocol.verdict import NodeReport, WorkerFailure
 
 __all__ = ["Stage"]
 
@@ -139,8 +139,8 @@ class Stage:
 
     # What there is to see.
 
-    def news(self, name: str) -> list[news.News]:
-        return [one for one in self.nodes[name].take_news() if not isinstance(one, news.Progress)]
+    def news(self, name: str) -> list[session.News]:
+        return [one for one in self.nodes[name].take_news() if not isinstance(one, session.Progress)]
 
     def kinds(self, name: str) -> list[str]:
         return [type(one).__name__ for one in self.news(name)]

@@ -8,9 +8,9 @@ from tests.simulation.script import Stage
 from rallypoint.coordination.model import Delete, Event, Get, Item, Put, Transaction
 from rallypoint.protocol import job_records as job
 from rallypoint.protocol.generation import Policy
-from rallypoint.protocol.news import Regroup
 from rallypoint.protocol.participant import Former
 from rallypoint.protocol.restarts import RestartPolicy
+from rallypoint.protocol.session import Regroup
 
 TWO = Policy(2, 2)
 TWO_TO_FOUR = Policy(2, 4, last_call_s=0.0, scale_up_window_s=0.3, ready_timeout_s=10.0)

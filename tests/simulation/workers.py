@@ -12,7 +12,7 @@ from tests.simulation.world import Clock, World
 
 from rallypoint.protocol import agent_machine, session
 from rallypoint.protocol import job_records as job
-from rallypoint.protocol.failure_reports import NodeReport, WorkerFailure
+from rallypoint.protocol.verdict import NodeReport, WorkerFailure
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -33,7 +33,7 @@ from rallypoint.events import Event, EventSource
 from rallypoint.metrics import prof, put_metric
 from rallypoint.processes.context import wait_readable
 from rallypoint.protocol import agent_machine, restarts
-from rallypoint.protocol.ranks import Member, assign
+from rallypoint.protocol.worker_plan import Member, assign_ranks
 from rallypoint.store import barriers
 
 TYPE_CHECKING = False
@@ -305,7 +305,7 @@ class SimpleElasticAgent(ElasticAgent):
             with inbox.interrupting():
                 told = barriers.synchronize(store, my_info, group_rank, group_world_size, _ROLE_INFO_PREFIX)
             members = [Member(info.role, info.local_world_size) for info in map(_RoleInstanceInfo.deserialize, told)]
-        return workers_of(assign(members, group_rank if group_world_size > 1 else 0))
+        return workers_of(assign_ranks(members, group_rank if group_world_size > 1 else 0))
 
     def _exit_barrier(self) -> None:
         """Stay until all agents are done, or for the exit barrier's time: whoever leaves early would look like a lost node."""

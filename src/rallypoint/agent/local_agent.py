@@ -27,9 +27,8 @@ from rallypoint.processes import warden_client
 from rallypoint.processes.context import PContext, wait_readable
 from rallypoint.processes.subprocesses import start_processes
 from rallypoint.protocol import agent_machine
-from rallypoint.protocol.ranks import WorkerRanks
 from rallypoint.protocol.restarts import RestartPolicy
-from rallypoint.protocol.worker_plan import Group, WorkerPlan, plan_worker
+from rallypoint.protocol.worker_plan import Group, WorkerPlan, WorkerRanks, plan_worker
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

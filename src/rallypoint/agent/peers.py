@@ -19,14 +19,13 @@ from rallypoint.base import report
 from rallypoint.base.signals import inbox
 from rallypoint.processes.context import wait_readable
 from rallypoint.protocol import agent_machine, restarts
-from rallypoint.protocol.ranks import WorkerRanks
+from rallypoint.protocol.worker_plan import WorkerRanks
 from rallypoint.rendezvous.coordinated import CoordinatedHandler, Introduction
 from rallypoint.rendezvous.handler import RendezvousInfo, WakingHandler
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from rallypoint.failures.process_failure import ProcessFailure
-    from rallypoint.protocol.failure_reports import WorkerFailure
+    from rallypoint.protocol.verdict import NodeReport
 
 __all__ = ["CoordinatedPeers", "NoJob", "OwnRestarts", "PlainPeers", "WakingPeers"]
 
@@ -152,7 +151,7 @@ class CoordinatedPeers(WakingPeers):
         return 0
 
     def report_failure(self, result: RunResult) -> None:
-        self._job.report_failure({rank: _as_told(rank, self._spec.role, one) for rank, one in result.failures.items()})
+        self._job.report_failure(_as_told(result, self._spec))
 
     def drain(self, timeout_s: float) -> agent_machine.Observation:
         """The job is done when all are, or it begins anew for a failure elsewhere."""
@@ -168,14 +167,17 @@ class CoordinatedPeers(WakingPeers):
         return seen
 
 
-def _as_told(rank: int, role: str, failure: ProcessFailure) -> WorkerFailure:
-    """A failure as other nodes are told of it: by how long ago it was, because clocks of two hosts differ."""
-    from rallypoint.protocol.failure_reports import WorkerFailure
+def _as_told(result: RunResult, spec: WorkerSpec) -> NodeReport:
+    """Failures as other nodes are told of them: by how long ago they were, because clocks of two hosts differ."""
+    from rallypoint.protocol.verdict import NodeReport, WorkerFailure
 
-    age_s = max(0.0, time.time() - failure.failed_at)
-    return WorkerFailure(
-        rank, failure.local_rank, role, failure.hostname, failure.pid, failure.exitcode, failure.message, age_s, failure.log_file
-    )
+    failures = []
+    for rank, one in result.failures.items():
+        age_s = max(0.0, time.time() - one.failed_at)
+        failures.append(
+            WorkerFailure(rank, one.local_rank, spec.role, one.hostname, one.pid, one.exitcode, one.message, age_s, one.log_file)
+        )
+    return NodeReport(failures=tuple(failures), stopped=max(0, spec.local_world_size - len(failures)))
 
 
 class OwnRestarts:

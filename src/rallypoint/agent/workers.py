@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from rallypoint.failures.process_failure import ProcessFailure
-    from rallypoint.protocol.ranks import WorkerRanks
+    from rallypoint.protocol.worker_plan import WorkerRanks
 
 __all__ = ["RunResult", "Worker", "WorkerGroup", "WorkerSpec", "WorkerState", "workers_of"]
 

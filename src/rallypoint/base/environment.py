@@ -1,16 +1,23 @@
-"""The environment of this process, read here and nowhere else; the names of the variables are in `defaults`.
+"""What this process finds around it: its environment, read here and nowhere else, and torch, where the program has loaded that.
 
-It is never written: what a worker is to find in its own is laid over a copy of this one.
+The environment is never written: what a worker is to find in its own is laid over a copy of this one. The names of the variables
+are in `defaults`. Torch is never imported by us, and `rallypoint.compat` may have put stand-ins in its place.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterable, Mapping
+from types import ModuleType
 
 from rallypoint.base import defaults
 
-__all__ = ["first_of", "is_on", "own", "temporary_dir", "text"]
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+__all__ = ["StandIn", "first_of", "imported_torch", "is_on", "own", "temporary_dir", "text", "torch_distributed"]
 
 own: Mapping[str, str] = os.environ  # as it is at any moment
 
@@ -32,3 +39,19 @@ def first_of(names: Iterable[str]) -> str | None:
 
 def temporary_dir() -> str:
     return text(defaults.ENV_TMPDIR, defaults.TEMPORARY_DIR)
+
+
+class StandIn(ModuleType):
+    """A parent for our modules behind torch's names where torch is not installed; it has nothing else of torch."""
+
+
+def imported_torch(name: str = "torch") -> Any:
+    """The module of torch with this name, if the program has imported it; else None."""
+    module = sys.modules.get(name)
+    return None if isinstance(module, StandIn) else module
+
+
+def torch_distributed() -> Any:
+    """``torch.distributed``, if the program has imported it and it has stores; else None."""
+    module = imported_torch("torch.distributed")
+    return module if isinstance(getattr(module, "TCPStore", None), type) else None

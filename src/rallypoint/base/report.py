@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 from rallypoint.base.outbox import Outbox
 
-__all__ = ["debug", "error", "escaped", "info", "set_sink", "warn"]
+__all__ = ["debug", "error", "escaped", "info", "set_sink", "warn", "warning_once"]
 
 # The numbers are those of the logging module.
 DEBUG, INFO, WARNING, ERROR = 10, 20, 30, 40
@@ -91,6 +91,18 @@ def info(text: str) -> None:
 
 def warn(text: str) -> None:
     _say(WARNING, escaped(text))
+
+
+def warning_once(what: str) -> Callable[[BaseException], None]:
+    """For errors that nobody is left to raise to: the first of them is said, as the reason for `what`."""
+    told: list[BaseException] = []
+
+    def complain(error: BaseException) -> None:
+        if not told:
+            warn(f"{what} failed: {error!r}; the job goes on")
+        told[:] = [error]
+
+    return complain
 
 
 def error(text: str) -> None:

@@ -6,9 +6,9 @@ every message.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
-__all__ = ["host_port", "many", "parse_size", "parse_truth", "plural", "ranges", "runs"]
+__all__ = ["host_port", "listed", "many", "parse_size", "parse_truth", "plural", "ranges", "runs"]
 
 _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 _TRUE_WORDS = ("1", "true", "t", "yes", "y", "on")
@@ -60,3 +60,9 @@ def plural(number: int, one: str, several: str = "") -> str:
 def many(number: int, one: str, several: str = "") -> str:
     """So many of a thing: ``1 node``, ``2 nodes``."""
     return f"{number} {plural(number, one, several)}"
+
+
+def listed(names: Sequence[str], most: int = 16) -> str:
+    """Some of the names, and how many more there are."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more

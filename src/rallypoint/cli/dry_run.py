@@ -21,8 +21,7 @@ from rallypoint.base.text import ranges
 from rallypoint.errors import UsageError
 from rallypoint.net.endpoint import parse_rendezvous_endpoint
 from rallypoint.output.log_specs import DefaultLogsSpecs, LogsDest
-from rallypoint.protocol.ranks import Member, assign
-from rallypoint.protocol.worker_plan import WorkerPlan
+from rallypoint.protocol.worker_plan import Member, WorkerPlan, assign_ranks
 from rallypoint.rendezvous.settings import BY_KEY, read_settings
 from rallypoint.rendezvous.settings import describe as describe_settings
 
@@ -106,7 +105,7 @@ def _plans(config: LaunchConfig, entry: Entrypoint, arguments: Sequence[Any]) ->
         virtual_local_rank=config.virtual_local_rank,
     )
     group = WorkerGroup(spec)
-    group.workers = workers_of(assign([Member(config.role, config.nproc_per_node)], 0))
+    group.workers = workers_of(assign_ranks([Member(config.role, config.nproc_per_node)], 0))
     if config.rdzv_backend == defaults.BACKEND_CLI:  # else the master is found at the rendezvous
         endpoint = parse_rendezvous_endpoint(config.rdzv_endpoint, default_port=defaults.MASTER_PORT)
         group.master_addr, group.master_port = endpoint

@@ -13,7 +13,7 @@ import textwrap
 import time
 from collections.abc import Iterator, Sequence
 
-from rallypoint.base.bounded_json import clip
+from rallypoint.base.json_text import clip
 from rallypoint.base.text import many
 from rallypoint.cli.command_line import closest
 from rallypoint.cli.main import print_text

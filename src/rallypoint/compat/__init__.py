@@ -14,8 +14,7 @@ from __future__ import annotations
 
 import sys
 
-from rallypoint.compat import activation
-from rallypoint.compat.installation import Installation
+from rallypoint.compat.installation import Installation, is_asked_for
 
 __all__ = ["install", "is_installed", "uninstall"]
 
@@ -30,7 +29,7 @@ def install(children: bool | None = None) -> None:
     global _installed
     if _installed is None:
         _installed = Installation(sys.modules)
-    if activation.is_asked_for() if children is None else children:
+    if is_asked_for() if children is None else children:
         _installed.extend_to_children()
 
 

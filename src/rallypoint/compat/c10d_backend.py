@@ -12,12 +12,12 @@ from base64 import b64decode, b64encode
 from collections.abc import Callable
 
 from rallypoint import events
+from rallypoint.compat.torch_names import new_file_store, new_tcp_store
 from rallypoint.errors import RendezvousConnectionError, RendezvousError, RendezvousStateError
 from rallypoint.events import NodeState
 from rallypoint.net.endpoint import parse_rendezvous_endpoint
 from rallypoint.rendezvous.dynamic_handler import RendezvousBackend
 from rallypoint.rendezvous.handler import RendezvousParameters
-from rallypoint.rendezvous.torch_stores import new_file_store, new_tcp_store
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Torch's names for etcd: its back end that is one key, and its older handler, both over etcd's v3 API.
+"""Torch's names for etcd: its store, its back end that is one key, and its older handler, all over etcd's v3 API.
 
 ``EtcdRendezvousBackend`` is a cell in the cluster for `DynamicRendezvousHandler`. ``EtcdRendezvousHandler`` is our own handler on
 etcd; the ``EtcdRendezvous`` that it is made from only says where and for which job: torch's has the phases of a protocol on
@@ -8,39 +8,72 @@ etcd's v2 API, which etcd no longer has.
 from __future__ import annotations
 
 import binascii
+import random
+import time
 from base64 import b64decode, b64encode
 from collections.abc import Callable
+from functools import partial
 
 from rallypoint.base import defaults, environment
-from rallypoint.base.records import Record, Value
-from rallypoint.compat.etcd_store import EtcdStore
-from rallypoint.coordination.engine import CoordinationError
-from rallypoint.coordination.etcd.engine import EtcdCell
-from rallypoint.coordination.etcd.gateway import access_of
+from rallypoint.base.records import Record
+from rallypoint.coordination.engine import Coordination, CoordinationError
+from rallypoint.coordination.etcd.engine import EtcdCell, EtcdCoordination
+from rallypoint.coordination.etcd.gateway import EtcdAccess, access_of
 from rallypoint.coordination.model import Item
+from rallypoint.coordination.shared_store import SharedStore
 from rallypoint.errors import RendezvousConnectionError, RendezvousStateError
 from rallypoint.rendezvous import etcd
 from rallypoint.rendezvous.dynamic import DynamicRendezvous
 from rallypoint.rendezvous.dynamic_handler import RendezvousBackend
-from rallypoint.rendezvous.etcd_settings import read_etcd_settings
 from rallypoint.rendezvous.handler import RendezvousHandler, RendezvousParameters
+from rallypoint.store.interface import as_seconds
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from datetime import timedelta
     from typing import Any, TypeVar
 
     T = TypeVar("T")
 
 __all__ = [
     "EtcdRendezvous", "EtcdRendezvousBackend", "EtcdRendezvousHandler", "EtcdRendezvousRetryImmediately",
-    "EtcdRendezvousRetryableFailure", "create_backend", "create_rdzv_handler",
+    "EtcdRendezvousRetryableFailure", "EtcdStore", "cas_delay", "create_backend", "create_rdzv_handler",
 ]  # fmt: skip
 
 KEY_PREFIX = "/torch/elastic/rendezvous"
 STORE_PREFIX = "/torch/elastic/store"
 TTL_S = 7200
+CONNECT_S = 30.0
+LONGEST_DELAY_S = 0.1
 FAILED = "The connection to etcd has failed. See inner exception for details."
 CORRUPT = "The state object is corrupt. See inner exception for details."
+
+
+class EtcdStore(SharedStore):
+    """Keys and values under `etcd_store_prefix`, for everybody who comes to the same cluster with the same prefix.
+
+    `etcd_client` says how to come at it: an `EtcdAccess`, an endpoint as text, ``host:port``, or a client of python-etcd, of
+    which host and port are used, with etcd's v3 API.
+    """
+
+    def __init__(self, etcd_client: Any, etcd_store_prefix: str, timeout: timedelta | float | None = None) -> None:
+        timeout_s = float(defaults.STORE_TIMEOUT_S) if timeout is None else as_seconds(timeout)
+        super().__init__(partial(_connect, access_of(etcd_client), f"{etcd_store_prefix.rstrip('/')}/"), "", timeout_s)
+
+
+def cas_delay() -> None:
+    """Sleep for a short time that nobody can foresee, so that those who collide do not do so again."""
+    time.sleep(random.uniform(0, LONGEST_DELAY_S))
+
+
+def _connect(access: EtcdAccess, prefix: str) -> Coordination:
+    engine = EtcdCoordination(access, prefix)
+    try:
+        engine.connect(time.monotonic() + CONNECT_S)
+    except BaseException:  # its threads and sockets must not stay; it is raised again
+        engine.close()
+        raise
+    return engine
 
 
 class EtcdRendezvousRetryableFailure(Exception):
@@ -80,10 +113,11 @@ class EtcdRendezvousBackend(RendezvousBackend):
 
 def create_backend(params: RendezvousParameters) -> tuple[EtcdRendezvousBackend, EtcdStore]:
     """The back end that `params` describe, and a store in the same cluster."""
-    settings = read_etcd_settings(params.endpoint or f"localhost:{defaults.ETCD_PORT}", params.config, environment.own)
-    backend = EtcdRendezvousBackend(settings.access, params.run_id, key_prefix=KEY_PREFIX)
+    endpoint = params.endpoint or f"localhost:{defaults.ETCD_PORT}"
+    access = etcd.read_etcd_settings(params.config, environment.own).access(endpoint)
+    backend = EtcdRendezvousBackend(access, params.run_id, key_prefix=KEY_PREFIX)
     backend.get_state()  # so that who cannot reach it hears of it now
-    return backend, EtcdStore(settings.access, STORE_PREFIX)
+    return backend, EtcdStore(access, STORE_PREFIX)
 
 
 class EtcdRendezvous(Record):
@@ -114,25 +148,17 @@ class EtcdRendezvous(Record):
         )
 
 
-class _Given(Value):
-    """What was given as parameters already, with settings that the other form has no room for."""
-
-    given: RendezvousParameters
-
-    def parameters(self, local_addr: str | None) -> RendezvousParameters:
-        return self.given
-
-
 class EtcdRendezvousHandler(DynamicRendezvous):
-    """Our handler on etcd, made as torch's is."""
+    """Our handler on etcd, made as torch's is, or from parameters, which have room for more settings."""
 
-    def __init__(self, rdzv_impl: EtcdRendezvous | _Given, local_addr: str | None) -> None:
-        super().__init__(*etcd.handler_parts(rdzv_impl.parameters(local_addr)))
+    def __init__(self, rdzv_impl: EtcdRendezvous | RendezvousParameters, local_addr: str | None) -> None:
+        params = rdzv_impl if isinstance(rdzv_impl, RendezvousParameters) else rdzv_impl.parameters(local_addr)
+        super().__init__(*etcd.handler_parts(params))
 
 
 def create_rdzv_handler(params: RendezvousParameters) -> RendezvousHandler:
     """Our handler for a job whose nodes meet in etcd."""
-    return EtcdRendezvousHandler(_Given(params), params.local_addr)
+    return EtcdRendezvousHandler(params, params.local_addr)
 
 
 def _talk(call: Callable[[], T]) -> T:

@@ -1,4 +1,4 @@
-"""Modules that show rallypoint's names under torch's.
+"""Modules that show rallypoint's names under torch's, and how the import system comes to them.
 
 A name is looked up in our module each time, so a value that was replaced there is seen here. A value that is set or deleted
 here is set or deleted in our module, if the name belongs to this place: see `table`.
@@ -8,16 +8,18 @@ from __future__ import annotations
 
 from functools import cache
 from importlib import import_module
+from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 from rallypoint.compat.table import FACADE_OF, TABLE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
+    from types import CodeType
     from typing import Any
 
-__all__ = ["Contents", "Facade", "Home", "homes_behind", "public_names"]
+__all__ = ["Contents", "Facade", "Finder", "Home", "homes_behind", "public_names"]
 
 Home = tuple[str, str]  # a module, and an attribute of it; without an attribute, the module itself
 
@@ -176,3 +178,38 @@ def _behind(value: Any) -> Any:
         if theirs == value.__name__:
             return import_module(ours)
     return value
+
+
+_MAIN = """\
+if __name__ == "__main__":
+    import sys
+    from {module} import {function}
+    sys.exit({function}())
+"""
+_PROGRAMS = {  # what `python -m` runs
+    "torch.distributed.run": ("rallypoint.__main__", "rallyrun"),
+    "torch.distributed.launch": ("rallypoint.compat.launch_module", "main"),
+}
+_PACKAGES = {place.rpartition(".")[0] for place in TABLE}
+
+
+class Finder:
+    """Finds the modules of the table before anybody else does, and loads them."""
+
+    def find_spec(self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
+        if fullname not in TABLE:
+            return None
+        return ModuleSpec(fullname, self, origin=__file__, is_package=fullname in _PACKAGES)  # type: ignore[arg-type]
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        return Facade(spec.name, f"{spec.name}, as rallypoint has it.")
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Nothing is to be executed; the error of an import that fails shows the file."""
+        module.__file__ = __file__
+        module.__all__ = public_names(module.__name__)  # type: ignore[attr-defined]
+
+    def get_code(self, fullname: str) -> CodeType:
+        """For ``python -m``."""
+        module, function = _PROGRAMS.get(fullname, ("", ""))
+        return compile(_MAIN.format(module=module, function=function) if module else "", f"<{fullname}>", "exec")

@@ -2,19 +2,25 @@
 
 Modules that are not loaded yet are left to the import system, which finds ours first. Those that are loaded are replaced at once.
 Where torch is not installed, two modules without content stand in for the parents that ours need.
+
+A new interpreter with ``RALLYPOINT_COMPAT=1`` does the same before its program begins, by the `sitecustomize` of `worker_site`,
+which has to be at the front of its PYTHONPATH. An agent sees to that for its workers; `for_children` does it for all processes
+that this one will start.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 from functools import partial
 from importlib import import_module
 
-from rallypoint.base.torch_presence import StandIn
-from rallypoint.compat import activation
-from rallypoint.compat.finder import Finder
+from rallypoint.base import defaults
+from rallypoint.base.environment import StandIn
+from rallypoint.compat.facade import Finder
 from rallypoint.compat.table import ROOTS, TABLE
+from rallypoint.worker_site import in_front
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,7 +28,7 @@ if TYPE_CHECKING:
     from importlib.machinery import ModuleSpec
     from types import ModuleType
 
-__all__ = ["Installation"]
+__all__ = ["Installation", "for_children", "is_asked_for"]
 
 _PARENTS = ("torch", "torch.distributed")
 _BELOW = tuple(f"{root}." for root in ROOTS)
@@ -73,7 +79,7 @@ class Installation:
     def extend_to_children(self) -> None:
         if not self._is_for_children:
             self._is_for_children = True
-            self._to_undo.append(activation.for_children())
+            self._to_undo.append(for_children())
 
     def undo(self) -> None:
         """Leave everything as it was found."""
@@ -106,3 +112,28 @@ class _Parent(StandIn):
         if f"{self.__name__}.{name}" in ROOTS:
             return import_module(f"{self.__name__}.{name}")
         raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}: torch is not installed", name=name, obj=self)
+
+
+def is_asked_for() -> bool:
+    """Whether the environment asks for it."""
+    return os.environ.get(defaults.ENV_COMPAT) == "1"
+
+
+def for_children() -> Callable[[], None]:
+    """Let all processes that are started from now on be compatible; the result, when called, ends that."""
+    before = {name: os.environ.get(name) for name in (defaults.ENV_COMPAT, defaults.ENV_PYTHONPATH)}
+    os.environ[defaults.ENV_COMPAT] = "1"
+    os.environ[defaults.ENV_PYTHONPATH] = in_front(before[defaults.ENV_PYTHONPATH])
+    after = {name: os.environ[name] for name in before}
+
+    def undo() -> None:
+        """What somebody else has changed in the meantime is theirs."""
+        for name, value in before.items():
+            if os.environ.get(name) != after[name]:
+                continue
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+    return undo

@@ -107,7 +107,7 @@ _AGENT: dict[str, tuple[Names, Names]] = {
 _RENDEZVOUS: dict[str, tuple[Names, Names]] = {
     "elastic.rendezvous.api": (
         {"errors": _RENDEZVOUS_ERRORS, "rendezvous.handler": _HANDLER_NAMES},
-        {"rendezvous.handler": "get_free_port", "compat.stores": "Store"},
+        {"rendezvous.handler": "get_free_port", "compat.torch_names": "Store"},
     ),
     "elastic.rendezvous": (
         {"errors": _RENDEZVOUS_ERRORS, "rendezvous.handler": _HANDLER_NAMES},
@@ -118,11 +118,11 @@ _RENDEZVOUS: dict[str, tuple[Names, Names]] = {
         {"rendezvous.registry": "RendezvousHandler RendezvousParameters handler_registry=rendezvous_handler_registry"},
     ),
     "elastic.rendezvous.static_tcp_rendezvous": (
-        {"rendezvous.static": "StaticTCPRendezvous create_rdzv_handler"},
+        {"rendezvous.one_node": "StaticTCPRendezvous create_rdzv_handler"},
         {
-            "rendezvous.static": "RendezvousHandler RendezvousInfo RendezvousParameters RendezvousStoreInfo "
+            "rendezvous.one_node": "RendezvousHandler RendezvousInfo RendezvousParameters RendezvousStoreInfo "
             "parse_rendezvous_endpoint",
-            "compat.stores": "PrefixStore Store TCPStore",
+            "compat.torch_names": "PrefixStore Store TCPStore",
         },
     ),
     "elastic.rendezvous.dynamic_rendezvous": (
@@ -134,7 +134,7 @@ _RENDEZVOUS: dict[str, tuple[Names, Names]] = {
             "errors": _RENDEZVOUS_ERRORS,
             "rendezvous.handler": "RendezvousHandler RendezvousInfo RendezvousParameters RendezvousStoreInfo",
             "events": "NodeState construct_and_record_rdzv_event",
-            "compat.stores": "Store",
+            "compat.torch_names": "Store",
             "": "os socket threading time",
         },
     ),
@@ -143,7 +143,7 @@ _RENDEZVOUS: dict[str, tuple[Names, Names]] = {
             "compat.c10d_backend": "C10dRendezvousBackend DEFAULT_PORT NodeState RendezvousBackend RendezvousConnectionError "
             "RendezvousError RendezvousParameters RendezvousStateError create_backend parse_rendezvous_endpoint",
             "events": "construct_and_record_rdzv_event",
-            "compat.stores": "FileStore Store TCPStore",
+            "compat.torch_names": "FileStore Store TCPStore",
         },
         {"": "os tempfile"},
     ),
@@ -152,19 +152,19 @@ _RENDEZVOUS: dict[str, tuple[Names, Names]] = {
             "compat.etcd_backend": "EtcdRendezvous EtcdRendezvousHandler EtcdRendezvousRetryImmediately "
             "EtcdRendezvousRetryableFailure create_rdzv_handler"
         },
-        {"compat.etcd_store": "EtcdStore cas_delay"},
+        {"compat.etcd_backend": "EtcdStore cas_delay"},
     ),
     "elastic.rendezvous.etcd_rendezvous_backend": (
         {
             "compat.etcd_backend": "EtcdRendezvousBackend EtcdStore RendezvousBackend RendezvousConnectionError "
             "RendezvousParameters RendezvousStateError create_backend",
             "net.endpoint": "parse_rendezvous_endpoint",
-            "compat.stores": "Store",
+            "compat.torch_names": "Store",
         },
         {},
     ),
     "elastic.rendezvous.etcd_server": ({"coordination.etcd.server": "EtcdServer find_free_port stop_etcd"}, {}),
-    "elastic.rendezvous.etcd_store": ({"compat.etcd_store": "EtcdStore cas_delay", "compat.stores": "Store"}, {}),
+    "elastic.rendezvous.etcd_store": ({"compat.etcd_backend": "EtcdStore cas_delay", "compat.torch_names": "Store"}, {}),
     "elastic.rendezvous.utils": ({"net.endpoint": "parse_rendezvous_endpoint"}, {"": "ipaddress random re socket time"}),
 }
 
@@ -268,7 +268,7 @@ _UTILITIES: dict[str, tuple[Names, Names]] = {
     "elastic.utils": ({"compat.torch_names": "get_env_variable_or_raise macros", "net.endpoint": "get_socket_with_port"}, {}),
     "elastic.utils.store": ({"store.barriers": "barrier get_all store_timeout synchronize"}, {}),
     "elastic.utils.distributed": (
-        {"rendezvous.torch_stores": "create_c10d_store", "net.endpoint": "get_free_port get_socket_with_port"},
+        {"compat.torch_names": "create_c10d_store", "net.endpoint": "get_free_port get_socket_with_port"},
         {"": "datetime os socket"},
     ),
     "elastic.utils.logging": ({"compat.torch_names": "get_log_level get_logger"}, {"": "inspect logging os warnings"}),

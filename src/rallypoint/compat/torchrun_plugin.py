@@ -16,9 +16,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rallypoint.base import defaults, environment
-from rallypoint.base.torch_presence import imported_torch
+from rallypoint.base.environment import imported_torch
 from rallypoint.errors import JobFailedError, RallypointError, RendezvousError, RendezvousGracefulExitError
 from rallypoint.protocol import agent_machine
+from rallypoint.protocol.verdict import NodeReport
 from rallypoint.rendezvous import handler as own_names
 from rallypoint.rendezvous import registry
 from rallypoint.rendezvous.coordinated import CoordinatedHandler, Introduction
@@ -131,7 +132,7 @@ class TorchrunHandler(RendezvousHandler):
         if isinstance(self._over, agent_machine.JobEnded):
             raise self._names.RendezvousClosedError(f"the job has ended: {self._over.why}")
         if self._runs and self._over is None and isinstance(self._handler, CoordinatedHandler):
-            self._handler.report_failure({})  # it is our own doing; torch's agent does not say which worker
+            self._handler.report_failure(NodeReport(stopped=1))  # it is our own doing; torch's agent does not say which worker
         self._runs, self._over = False, None
 
     @contextmanager

@@ -12,7 +12,7 @@ import os
 from collections.abc import Mapping, Sequence
 
 from rallypoint.base import defaults, environment
-from rallypoint.base.torch_presence import imported_torch
+from rallypoint.base.environment import imported_torch
 from rallypoint.errors import UsageError
 
 __all__ = [

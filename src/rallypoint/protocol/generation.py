@@ -16,20 +16,32 @@ its own fence ends its workers, whatever in it is stuck.
 
 A node whose workers fail again and again is *shunned*: the others go on without it for a while, as long as they are enough.
 
+Who sits where: a node keeps its group rank from one generation to the next as long as the world has such a rank. A node that was
+started anew takes the rank that its name had. Rank hints are honoured: an explicit one before all else, one that was found in the
+environment where nobody sits. Whoever has none of these fills the gaps, in the natural order of names: node2 before node10.
+
+In a store that outlives the job, the same proof is needed for all of its nodes before what is left of it may be deleted, and a
+job of that name can begin anew.
+
 Invariants: nothing is formed with fewer than min or more than max nodes, nor while a member of the last generation may run
 workers; the number of nodes is a multiple of node_unit; nobody joins once a member is done; a Wait that names no time ends by an
-event.
+event. Group ranks are 0..n-1, each once; global ranks are 0..world-1, each once, and follow group ranks; ranks within a role
+likewise.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 
 from rallypoint.base import defaults
 from rallypoint.base.records import Value
-from rallypoint.base.text import many
-from rallypoint.protocol.job_records import NOT_READY, NodeRecord, Signal
-from rallypoint.protocol.seating import Candidate, Seated, arrange, preferred
+from rallypoint.base.text import listed, many
+from rallypoint.coordination.model import Compare, Delete, Snapshot, Transaction
+from rallypoint.protocol import job_records as job
+from rallypoint.protocol.job_records import NOT_READY, NodeRecord, Seat, Signal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -38,16 +50,16 @@ if TYPE_CHECKING:
     Interruption = Literal["loss", "departure", "join"]
 
 __all__ = [
-    "READY_MARGIN_S", "Conclude", "Current", "Decision", "Expel", "Form", "GiveUp", "Gone", "Interrupt", "Node", "Policy", "Wait",
-    "decide", "listed",
+    "READY_MARGIN_S", "Conclude", "Current", "Decision", "Expel", "Form", "GiveUp", "Gone", "Interrupt", "MayReturn", "Node",
+    "Policy", "Seated", "Wait", "arrange", "clearing", "decide", "natural", "preferred", "seats",
 ]  # fmt: skip
 
-MAX_NAMED = 16
 READY_MARGIN_S = 5.0  # beyond the time in which workers are stopped
 MARGIN_S = 0.3  # what two clocks may differ by over one lease, and a kill may take
 DRIFT = 1.01  # no clock gains more than that on another; over a long fence that is more than the margin
 STOP_AHEAD_S = 2.0  # how long before its fence is over a silent node is given up, so that the others have stopped by then
 EXPELLED_AT_ONCE = 50  # two operations each, and a transaction has at most 128
+MOST_DELETED = 100  # in one transaction; a job keeps the seats and data of its latest generations only
 LONGEST_WINDOW = 10  # a stream of joiners cannot put off the larger world for more than so many windows
 
 
@@ -70,8 +82,15 @@ class Policy(Value):
         return self.lease_s + self.after_expiry_s
 
 
+class Seated(Value):
+    """Where a node sat, and under which name."""
+
+    name: str
+    group_rank: int
+
+
 class Node(Value):
-    """A node that is here, since when by the leader's clock.
+    """A node that is here, since when by the leader's clock; `arrival` orders nodes by when they came.
 
     `held_until` is set for one that has died too often of late, `shunned_until` for one whose workers have failed too often.
     """
@@ -94,7 +113,7 @@ class Gone(Value):
 
     name: str
     at: float
-    cause: str  # of core.coordination.Event, or "expelled"
+    cause: str  # of coordination.model.Event, or "expelled"
 
     @property
     def is_departure(self) -> bool:
@@ -125,7 +144,7 @@ class Current(Value):
 class Form(Value):
     """Form the next generation of these nodes, in the order of their group ranks."""
 
-    order: tuple[Candidate, ...]
+    order: tuple[Node, ...]
     why: str
 
 
@@ -202,8 +221,7 @@ def _too_few(ready: list[Node], policy: Policy, wake_at: float | None) -> Wait:
 
 
 def _form(ready: list[Node], before: Mapping[str, Seated], count: int, why: str) -> Form:
-    candidates = [Candidate(node.id, node.record, node.arrival) for node in ready]
-    chosen = preferred(candidates, before)[:count]
+    chosen = preferred(ready, before)[:count]
     return Form(tuple(arrange(chosen, before)), why)
 
 
@@ -316,7 +334,150 @@ def _when_the_lost_have_stopped(roster: Mapping[str, Node], current: Current, po
     return max(stopped_at, default=float("-inf"))
 
 
-def listed(names: list[str]) -> str:
-    """Some of the names, and how many more there are."""
-    more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
-    return ", ".join(names[:MAX_NAMED]) + more
+# Who sits where.
+
+
+_LAST = 1 << 31
+
+
+def natural(name: str) -> tuple[tuple[int, int, str], ...]:
+    """A key that sorts numbers inside names as numbers."""
+    parts = re.split(r"([0-9]+)", name)
+    return tuple((0, len(number := part.lstrip("0")), number) if part.isdecimal() else (1, 0, part) for part in parts if part)
+
+
+def preferred(candidates: Iterable[Node], before: Mapping[str, Seated]) -> list[Node]:
+    """The candidates, those first who are to take part when there is no room for all: members, then by hint, then by arrival."""
+
+    def key(one: Node) -> tuple[int, int, int]:
+        seat = before.get(one.id)
+        if seat is not None:
+            return 0, seat.group_rank, one.arrival
+        return (1, _hint(one), one.arrival) if one.record.hint_is_explicit else (2, 0, one.arrival)
+
+    return sorted(candidates, key=key)
+
+
+def arrange(chosen: Sequence[Node], before: Mapping[str, Seated]) -> list[Node]:
+    """The chosen nodes in the order of their group ranks."""
+    places: dict[int, Node] = {}
+    placed: set[str] = set()
+    explicit = {one.id: one.record.rank_hint for one in chosen if one.record.hint_is_explicit}
+    found = {one.id: one.record.rank_hint for one in chosen if not one.record.hint_is_explicit}
+    for wish in (explicit, _old_places(chosen, before), found):
+        for one in chosen:
+            rank = wish.get(one.id, -1)
+            if one.id not in placed and 0 <= rank < len(chosen) and rank not in places:
+                places[rank] = one
+                placed.add(one.id)
+    waiting = [one for one in chosen if one.id not in placed]
+    waiting.sort(key=lambda one: (_hint(one), natural(one.record.name), one.arrival))
+    rest = iter(waiting)
+    return [places[rank] if rank in places else next(rest) for rank in range(len(chosen))]
+
+
+def _hint(one: Node) -> int:
+    return one.record.rank_hint if one.record.rank_hint >= 0 else _LAST
+
+
+def _old_places(chosen: Sequence[Node], before: Mapping[str, Seated]) -> dict[str, int]:
+    """Where each sat; a new process sits where its name did, if that process is gone."""
+    wishes = {one.id: before[one.id].group_rank for one in chosen if one.id in before}
+    left: dict[str, list[int]] = {}
+    for node_id, seat in before.items():
+        if node_id not in wishes:
+            left.setdefault(seat.name, []).append(seat.group_rank)
+    for one in sorted(chosen, key=lambda one: one.arrival):
+        places = left.get(one.record.name)
+        if one.id not in wishes and places:
+            places.sort()
+            wishes[one.id] = places.pop(0)
+    return wishes
+
+
+def seats(generation: int, attempt: int, order: Sequence[Node]) -> dict[str, Seat]:
+    """The seat of each node, given all of them in the order of their group ranks."""
+    world_size = sum(one.record.workers for one in order)
+    role_sizes: dict[str, int] = {}
+    for one in order:
+        role_sizes[one.record.role] = role_sizes.get(one.record.role, 0) + one.record.workers
+    found: dict[str, Seat] = {}
+    first_rank, first_in_role = 0, dict.fromkeys(role_sizes, 0)
+    for group_rank, one in enumerate(order):
+        role, workers = one.record.role, one.record.workers
+        found[one.id] = Seat(
+            generation,
+            attempt,
+            one.record.name,
+            group_rank,
+            len(order),
+            first_rank,
+            world_size,
+            first_in_role[role],
+            role_sizes[role],
+        )
+        first_rank += workers
+        first_in_role[role] += workers
+    return found
+
+
+# What is left of a job that is over.
+
+
+class MayReturn(Value):
+    """Nobody holds a lease, but so many members of the last generation may be back, or run workers, for so long at most."""
+
+    nodes: int
+    for_s: float
+
+
+def clearing(left: Snapshot, silent_s: float = 0.0) -> Transaction | MayReturn | None:
+    """What deletes the rest of a job of which no node is alive: it has ended, or was killed as a whole. None: it is not so.
+
+    Every node that is alive has a lease, with its record bound to it; or its lease has run out, and its fence has not: then
+    it goes on when the store is back. So a job that was not ended is over when it has been seen without leases, and without any
+    change, for `silent_s`, longer than its fence. Who returns at the last moment makes the transaction fail.
+
+    Whoever begins anew writes the settings first, so that of two who come at once the second deletes nothing. Settings alone may
+    be those of a node that is about to write its record, and records are never deleted here: one that has been written since we
+    looked is that of a node that lives.
+    """
+    keys = {item.key for item in left.items}
+    if keys <= {job.SETTINGS} or any(item.lease for item in left.items):
+        return None
+    members = 0 if job.CLOSED in keys else _members_that_have_not_left(left)
+    for_s = _fence_s(left) * DRIFT + MARGIN_S - silent_s
+    if members and for_s > 0:
+        return MayReturn(members, for_s)
+    groups = sorted({"/".join(key.split("/")[:2]) for key in keys})
+    same = (
+        Compare(job.SETTINGS, "mod", _changed_at(left, job.SETTINGS)),
+        Compare(job.LEADER, "create", 0),
+        Compare(job.RETURNED, "mod", _changed_at(left, job.RETURNED)),
+    )
+    return Transaction(same, tuple(Delete(group, is_prefix=True) for group in groups[:MOST_DELETED]))
+
+
+def _members_that_have_not_left(left: Snapshot) -> int:
+    """How many there are of the generation that counts; none if nobody can read it."""
+    with suppress(ValueError):
+        generation = job.decode(job.Generation, _value(left, job.GENERATION))
+        seats = job.seats_of_attempt(generation.number, generation.attempt)
+        keys = {item.key for item in left.items}
+        ids = [key.removeprefix(seats) for key in keys if key.startswith(seats)]
+        return sum(job.left_key(generation.number, node_id) not in keys for node_id in ids)
+    return 0
+
+
+def _fence_s(left: Snapshot) -> float:
+    with suppress(ValueError, TypeError, KeyError):
+        return max(0.0, float(json.loads(_value(left, job.SETTINGS))["fence_s"]))
+    return 0.0
+
+
+def _value(snapshot: Snapshot, key: str) -> bytes:
+    return next((item.value for item in snapshot.items if item.key == key), b"")
+
+
+def _changed_at(snapshot: Snapshot, key: str) -> int:
+    return next((item.mod_revision for item in snapshot.items if item.key == key), 0)

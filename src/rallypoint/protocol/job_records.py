@@ -24,10 +24,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import suppress
 
 from rallypoint.base.records import Value
-from rallypoint.protocol.ranks import WorkerRanks
+from rallypoint.coordination.model import Event, Item, Snapshot
+from rallypoint.protocol import verdict as verdicts
 from rallypoint.protocol.restarts import Purse
+from rallypoint.protocol.verdict import Verdict
+from rallypoint.protocol.worker_plan import WorkerRanks
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -39,11 +43,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CLOSED", "DATA", "DOWN", "GENERATION", "LEADER", "LEFT", "LOST", "MAX_WHY", "NOT_READY", "RETURNED", "SETTINGS", "STATUS",
-    "UP", "Closed", "Generation", "NodeRecord",
-    "Seat", "Signal", "Status", "decode", "done_key", "done_prefix", "encode", "expelled_key", "failure_key", "failure_prefix",
-    "left_key",
-    "node_key", "refusal_key",
-    "seat_key", "seats_of_attempt", "seats_of_generation", "signal_key",
+    "UP", "Board", "Closed", "Generation", "NodeRecord", "Seat", "Signal", "Status", "decode", "done_key", "encode",
+    "expelled_key", "failure_key", "left_key", "node_key", "refusal_key", "seat_key", "seats_of_attempt", "seats_of_generation",
+    "signal_key",
 ]  # fmt: skip
 
 SETTINGS = "settings"
@@ -77,20 +79,12 @@ def node_key(node_id: str) -> str:
     return f"up/nodes/{node_id}"
 
 
-def failure_prefix(generation: int) -> str:
-    return f"up/failures/{generation}/"
-
-
 def failure_key(generation: int, node_id: str) -> str:
-    return failure_prefix(generation) + node_id
-
-
-def done_prefix(generation: int) -> str:
-    return f"up/done/{generation}/"
+    return f"up/failures/{generation}/{node_id}"
 
 
 def done_key(generation: int, node_id: str) -> str:
-    return done_prefix(generation) + node_id
+    return f"up/done/{generation}/{node_id}"
 
 
 def left_key(generation: int, node_id: str) -> str:
@@ -177,7 +171,7 @@ class Closed(Value):
     kind: ClosedKind
     why: str
     by: str
-    verdict: dict[str, Any] | None = None
+    verdict: Verdict | None = None
 
 
 class Status(Value):
@@ -186,7 +180,9 @@ class Status(Value):
     text: str
 
 
-_NESTED: dict[str, type[Value]] = {"Purse": Purse}
+# --- as bytes --------------------------------------------------------------------------------------------------------------
+
+
 _MOST_CHARACTERS = 4096
 _MOST_COUNTED = 1 << 53
 _SIGNAL_KINDS = ("failure", "loss", "departure", "sick", "join", "finished")
@@ -199,7 +195,8 @@ _FITS: dict[str, Callable[[Any], bool]] = {
     "bool": lambda value: type(value) is bool,
     "SignalKind": _SIGNAL_KINDS.__contains__,
     "ClosedKind": _CLOSED_KINDS.__contains__,
-    "dict[str, Any] | None": lambda value: value is None or type(value) is dict,
+    "Purse": lambda value: type(value) is dict,
+    "Verdict | None": lambda value: value is None or type(value) is dict,
     "tuple[str, ...]": lambda value: all(type(one) is str and len(one) <= _MOST_CHARACTERS for one in value),
     "tuple[float, ...]": lambda value: all(type(one) in (int, float) and 0 <= one < _MOST_COUNTED for one in value),
 }
@@ -210,6 +207,8 @@ def encode(record: Value) -> bytes:
 
 
 def _as_dict(record: Value) -> dict[str, Any]:
+    if isinstance(record, Verdict):
+        return verdicts.encode(record)
     return {name: _as_dict(value) if isinstance(value, Value) else value for name, value in record.__dict__.items()}
 
 
@@ -224,14 +223,109 @@ def decode(kind: type[R], data: bytes) -> R:
 def _from_dict(kind: type[R], found: Any) -> R:
     if not isinstance(found, dict):
         raise ValueError("it is not an object")
-    return kind(**{name: _checked(kind, name, value) for name, value in found.items()})
+    return kind(**{name: _read(kind.__annotations__.get(name, ""), name, value) for name, value in found.items()})
 
 
-def _checked(kind: type[Value], name: str, value: Any) -> Any:
+def _read(annotation: str, name: str, value: Any) -> Any:
     """`value`, if it is of the type that the field is annotated with."""
-    annotation = kind.__annotations__.get(name, "")
-    if annotation in _NESTED:
-        return _from_dict(_NESTED[annotation], value)
     if not _FITS[annotation](value):
         raise ValueError(f"{name} is {value!r:.80}")
+    match annotation:
+        case "Purse":
+            return _from_dict(Purse, value)
+        case "Verdict | None":
+            return None if value is None else _read_verdict(value)
     return tuple(value) if annotation.startswith("tuple[") else value
+
+
+def _read_verdict(found: dict[str, Any]) -> Verdict | None:
+    """The end of a job counts, whether or not its verdict can be read."""
+    with suppress(ValueError):
+        return verdicts.decode(found)
+    return None
+
+
+# --- as one node sees it ---------------------------------------------------------------------------------------------------
+
+
+class Board:
+    """What is posted for all nodes, under ``down/``, as one of them has seen it so far.
+
+    It is filled from one read and kept up by the changes that follow it. It may lag behind the store, but never shows a state
+    that the store was not in: whoever acts on it lets the store compare revisions, and looks again if they differ.
+    """
+
+    def __init__(self) -> None:
+        self.is_loaded = False
+        self._read_at = 0
+        self.leader: Item | None = None
+        self.generation: Generation | None = None
+        self.generation_revision = 0
+        self.generation_at = 0.0
+        self.closed: Closed | None = None
+        self.signals: dict[int, Signal] = {}
+        self.signal_at: dict[int, float] = {}
+        self.refusals: dict[str, str] = {}
+        self.expelled: dict[str, str] = {}
+
+    def load(self, snapshot: Snapshot, now: float) -> None:
+        """Begin anew with what was read; what was known already keeps the time at which it was seen."""
+        self.leader = None
+        for item in snapshot.items:
+            self._put(item, now)
+        self._read_at = snapshot.revision
+        self.is_loaded = True
+
+    def post(self, item: Item, now: float) -> None:
+        """What this node has just written itself; the change that tells of it follows, and changes nothing."""
+        self._put(item, now)
+
+    def apply(self, event: Event, now: float) -> None:
+        """Take in one change; one that is older than what was read is known already."""
+        if event.revision <= self._read_at:
+            return
+        if event.item is not None:
+            self._put(event.item, now)
+        elif event.key == LEADER and (self.leader is None or event.revision > self.leader.mod_revision):
+            self.leader = None  # unless it is the end of an earlier one, which an answer has overtaken
+
+    def _put(self, item: Item, now: float) -> None:
+        """Take in what was written; what nobody can read is not there."""
+        with suppress(ValueError):
+            self._read(item, now)
+
+    def _read(self, item: Item, now: float) -> None:
+        head, _, tail = item.key.rpartition("/")
+        if item.key == LEADER:
+            if self.leader is None or item.mod_revision >= self.leader.mod_revision:  # else an answer has overtaken it
+                self.leader = item
+        elif item.key == GENERATION:
+            self._put_generation(item, now)
+        elif item.key == CLOSED:
+            self.closed = self.closed or decode(Closed, item.value)
+        elif head == "down/signal":
+            number = int(tail)
+            self.signals.setdefault(number, decode(Signal, item.value))
+            self.signal_at.setdefault(number, now)
+        elif head == "down/refused":
+            self.refusals[tail] = item.value.decode(errors="replace")
+        elif head == "down/expelled":
+            self.expelled[tail] = item.value.decode(errors="replace")
+
+    def _put_generation(self, item: Item, now: float) -> None:
+        if item.mod_revision <= self.generation_revision:
+            return
+        self.generation = decode(Generation, item.value)
+        self.generation_revision = item.mod_revision
+        self.generation_at = now
+        for number in [number for number in self.signals if number < self.generation.number]:
+            del self.signals[number], self.signal_at[number]
+
+    @property
+    def number(self) -> int:
+        """The generation that counts; 0 before the first."""
+        return self.generation.number if self.generation else 0
+
+    def signal(self) -> Signal | None:
+        """How the generation that counts ends, if it does."""
+        return self.signals.get(self.number)

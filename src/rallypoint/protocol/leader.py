@@ -7,16 +7,6 @@ then the generation itself, which names the attempt. A seat of any other attempt
 
 A new leader knows nothing but what it reads: it counts anew who is here, who is done and what failed. A member that it does
 not find may have been lost this very moment, so it waits as long as if that were so.
-
-A generation under construction: which operations come next, until the last one makes it count.
-
-    clear what an earlier attempt may have left  →  seats, 100 at a time  →  the generation itself
-
-Only the last step can be seen by the other nodes. It also clears away what belonged to earlier generations.
-
-What the leader knows about the nodes: who is here, who sits in the current generation, who is gone, done or has failed.
-
-It is kept up by the changes under ``up/``, one at a time and at the same cost however many nodes there are.
 """
 
 from __future__ import annotations
@@ -25,24 +15,9 @@ from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 
 from rallypoint.base.records import Value
-from rallypoint.coordination.model import (
-    Compare,
-    Delete,
-    EndLease,
-    Event,
-    Item,
-    Operation,
-    Outcome,
-    Put,
-    Read,
-    Request,
-    Snapshot,
-    Transaction,
-    Watch,
-)
+from rallypoint.base.text import listed
+from rallypoint.coordination import model as kv
 from rallypoint.protocol import job_records as job
-from rallypoint.protocol.board import Board
-from rallypoint.protocol.failure_reports import NodeReport, decode_report
 from rallypoint.protocol.generation import (
     Conclude,
     Current,
@@ -53,15 +28,15 @@ from rallypoint.protocol.generation import (
     Interrupt,
     Node,
     Policy,
+    Seated,
     Wait,
     decide,
-    listed,
+    seats,
 )
+from rallypoint.protocol.job_records import Board
 from rallypoint.protocol.restarts import Ended, Purse, RestartPolicy, judge
 from rallypoint.protocol.restarts import GiveUp as NoRestartLeft
-from rallypoint.protocol.seating import Candidate, Seated, seats
-from rallypoint.protocol.verdict import Verdict, describe, judge_failures
-from rallypoint.protocol.verdict import encode as encode_verdict
+from rallypoint.protocol.verdict import NodeReport, Verdict, decode_report, describe, judge_failures
 
 __all__ = ["SEATS_PER_TRANSACTION", "STATUS_INTERVAL_S", "Forming", "Leader", "Roster", "SecondHolder"]
 
@@ -74,7 +49,12 @@ OLD = ("up/failures/", "up/done/", "up/left/", "down/signal/", "down/expelled/",
 
 
 class Forming:
-    """The steps of one attempt; `advance` after each that succeeded."""
+    """A generation under construction: which operations come next; `advance` after each step that succeeded.
+
+        clear what an earlier attempt may have left  →  seats, 100 at a time  →  the generation itself
+
+    Only the last step can be seen by the other nodes. It also clears away what belonged to earlier generations.
+    """
 
     def __init__(self, number: int, attempt: int, form: Form, purse: Purse, why: str, strikes: tuple[str, ...] = ()) -> None:
         self.number = number
@@ -86,17 +66,17 @@ class Forming:
             number, attempt, len(form.order), world_size, first.address, first.port, why, purse, strikes
         )  # fmt: skip
 
-    def operations(self) -> list[Operation]:
+    def operations(self) -> list[kv.Operation]:
         """What the next transaction has to do."""
         number, attempt = self.number, self._generation.attempt
         if self._step == 0:
-            return [Delete(job.seats_of_generation(number), is_prefix=True)]
+            return [kv.Delete(job.seats_of_generation(number), is_prefix=True)]
         begin = (self._step - 1) * SEATS_PER_TRANSACTION
         part = list(self._seats.items())[begin : begin + SEATS_PER_TRANSACTION]
         if part:
-            return [Put(job.seat_key(number, attempt, node_id), job.encode(seat)) for node_id, seat in part]
-        clear = [Delete(prefix, is_prefix=True) for prefix in (*OLD, job.seats_of_generation(number - 1))]
-        return [Put(job.GENERATION, job.encode(self._generation)), *clear]
+            return [kv.Put(job.seat_key(number, attempt, node_id), job.encode(seat)) for node_id, seat in part]
+        clear = [kv.Delete(prefix, is_prefix=True) for prefix in (*OLD, job.seats_of_generation(number - 1))]
+        return [kv.Put(job.GENERATION, job.encode(self._generation)), *clear]
 
     def advance(self) -> bool:
         """A step succeeded; whether it was the last."""
@@ -125,7 +105,10 @@ class SecondHolder(Value):
 
 
 class Roster:
-    """Everything that nodes tell the leader."""
+    """What the leader knows about the nodes: who is here, who sits in the current generation, who is gone, done or has failed.
+
+    It is kept up by the changes under ``up/``, one at a time and at the same cost however many nodes there are.
+    """
 
     def __init__(self) -> None:
         self.nodes: dict[str, Node] = {}
@@ -144,22 +127,22 @@ class Roster:
 
     # What nodes tell.
 
-    def load(self, items: Iterable[Item], now: float) -> None:
+    def load(self, items: Iterable[kv.Item], now: float) -> None:
         for item in items:
             self._put(item, now)
 
-    def apply(self, event: Event, now: float) -> None:
+    def apply(self, event: kv.Event, now: float) -> None:
         if event.item is not None:
             self._put(event.item, now)
         elif event.key.startswith("up/nodes/"):
             self._remove(event.key.rpartition("/")[2], event.cause, now)
 
-    def _put(self, item: Item, now: float) -> None:
+    def _put(self, item: kv.Item, now: float) -> None:
         """Take in what a node wrote; what nobody can read is not there, and cannot harm the others."""
         with suppress(ValueError, IndexError, RecursionError):
             self._read(item, now)
 
-    def _read(self, item: Item, now: float) -> None:
+    def _read(self, item: kv.Item, now: float) -> None:
         _, kind, *middle, node_id = item.key.split("/")
         if kind == "nodes":
             self._put_node(node_id, item, now)
@@ -173,7 +156,7 @@ class Roster:
             reports = self._failures.setdefault(int(middle[0]), {})
             reports.setdefault(node_id, decode_report(item.value, item.create_revision))
 
-    def _put_node(self, node_id: str, item: Item, now: float) -> None:
+    def _put_node(self, node_id: str, item: kv.Item, now: float) -> None:
         record = job.decode(job.NodeRecord, item.value)
         if record.workers < 0:
             raise ValueError(f"{record.workers} workers")
@@ -247,7 +230,7 @@ class Roster:
         failed = sum(len(report.failures) + report.unnamed for report in reports)
         return verdict.replace(stopped=max(0, self._world_size - failed))  # nodes where nothing failed have stopped theirs too
 
-    def ended(self, current: Current, joiners: Sequence[Candidate], ran_s: float) -> Ended:
+    def ended(self, current: Current, joiners: Sequence[Node], ran_s: float) -> Ended:
         """How the current generation ended, for the budget; losing a node that was done is no loss."""
         verdict = self.verdict()
         reports = self._failures.get(self.generation, {}).values()
@@ -368,7 +351,7 @@ class Leader:
 
     # What it sees.
 
-    def see(self, event: Event, now: float) -> None:
+    def see(self, event: kv.Event, now: float) -> None:
         """What is older than what we have read, or shall read, says nothing new; it may come from an earlier watch."""
         if not self._is_watching or event.revision <= self._revision:
             return
@@ -386,15 +369,15 @@ class Leader:
 
     # What it asks for; one question at a time.
 
-    def next_request(self, board: Board, now: float) -> Request | None:
+    def next_request(self, board: Board, now: float) -> kv.Request | None:
         if not self._revision:
-            return Read(job.UP)
+            return kv.Read(job.UP)
         if not self._is_watching:
-            return Watch(job.UP, self._revision + 1)
+            return kv.Watch(job.UP, self._revision + 1)
         if board.closed is not None:
             return None
         if board.generation is not None and self.roster.generation != board.number:
-            return Read(job.seats_of_attempt(board.number, board.generation.attempt))
+            return kv.Read(job.seats_of_attempt(board.number, board.generation.attempt))
         if self.forming is not None and self.forming.number != board.number + 1:
             self.forming = None  # it counts already, and only the answer that said so was lost
         if self.forming is not None:
@@ -403,28 +386,28 @@ class Leader:
             return None
         return self._decide(board, now)
 
-    def replied(self, request: Request, answer: Outcome | Snapshot | None, board: Board, now: float) -> None:
+    def replied(self, request: kv.Request, answer: kv.Outcome | kv.Snapshot | None, board: Board, now: float) -> None:
         match request, answer:
-            case Read(job.UP), Snapshot(revision, items):
+            case kv.Read(job.UP), kv.Snapshot(revision, items):
                 self._revision = revision
                 self.roster.load(items, now)
-            case Read(), Snapshot(_, items):
+            case kv.Read(), kv.Snapshot(_, items):
                 self.roster.begin(board.number, [job.decode(job.Seat, item.value) for item in items], _ids(items), now)
-            case Watch(), _:
+            case kv.Watch(), _:
                 self._is_watching = True
-            case Transaction(), Outcome():
+            case kv.Transaction(), kv.Outcome():
                 self._note_outcome(request, answer, board, now)
         self.touch(now)
 
-    def _note_outcome(self, request: Transaction, outcome: Outcome, board: Board, now: float) -> None:
+    def _note_outcome(self, request: kv.Transaction, outcome: kv.Outcome, board: Board, now: float) -> None:
         if not outcome.succeeded:
             self.forming, self.must_reload = None, True
             return
         for operation in request.then:
-            if isinstance(operation, Put) and operation.key == job.STATUS:
+            if isinstance(operation, kv.Put) and operation.key == job.STATUS:
                 self._told_status = operation.value
-            elif isinstance(operation, Put) and operation.key.startswith(job.DOWN):
-                item = Item(operation.key, operation.value, outcome.revision, outcome.revision, operation.lease)
+            elif isinstance(operation, kv.Put) and operation.key.startswith(job.DOWN):
+                item = kv.Item(operation.key, operation.value, outcome.revision, outcome.revision, operation.lease)
                 board.post(item, now)
         if self.forming is not None and self.forming.advance():
             self.roster.begin(self.forming.number, *self.forming.members(), now)
@@ -432,11 +415,11 @@ class Leader:
 
     # What it decides.
 
-    def _decide(self, board: Board, now: float) -> Transaction | None:
+    def _decide(self, board: Board, now: float) -> kv.Transaction | None:
         """What is to be written stays due until it is answered: asked again, it is decided again."""
         second = self.roster.second_holder(now, self.policy.lease_s, board.refusals)
         if second is not None:
-            return self._fenced((), Put(job.refusal_key(second.id), second.why.encode(errors="replace")))
+            return self._fenced((), kv.Put(job.refusal_key(second.id), second.why.encode(errors="replace")))
         current = self._current(board)
         nodes = self._nodes(board, current)
         decision = decide(nodes, current, self.policy, now)
@@ -495,14 +478,14 @@ class Leader:
         culprit = self.roster.verdict().cause_node if is_failure else ""
         return ((*strikes, culprit) if culprit else strikes)[-MOST_STRIKES:], culprit
 
-    def _rest(self, wait: Wait, now: float) -> Transaction | None:
+    def _rest(self, wait: Wait, now: float) -> kv.Transaction | None:
         """Nothing to do; those who wait with us are told how things stand, now and then."""
         self.wait = wait
         if wait.is_gathering and now >= self._status_at:
             self._status_at = now + STATUS_INTERVAL_S
             self._status = job.encode(job.Status(self.status_text()))
         if wait.is_gathering and self._status != self._told_status:
-            return self._fenced((), Put(job.STATUS, self._status))
+            return self._fenced((), kv.Put(job.STATUS, self._status))
         times = [wait.wake_at, self._status_at if wait.is_gathering else None]
         self._decide_at = min((at for at in times if at is not None), default=None)
         return None
@@ -512,15 +495,14 @@ class Leader:
 
     def _form(
         self, form: Form, nodes: Mapping[str, Node], current: Current | None, board: Board, now: float
-    ) -> Transaction | None:
+    ) -> kv.Transaction | None:
         purse, why, strikes = Purse(), form.why, tuple[str, ...]()
         if current is not None and current.signal is not None and board.generation is not None:
             joiners = [one for one in form.order if one.id not in current.members]
             ended = self.roster.ended(current, joiners, now - board.generation_at)
             again = judge(self.restarts, board.generation.purse, ended)
             if isinstance(again, NoRestartLeft):
-                verdict = encode_verdict(self.roster.verdict())
-                return self._fenced((), self._closed("failed", again.why, verdict))
+                return self._fenced((), self._closed("failed", again.why, self.roster.verdict()))
             if now < current.signal_at + again.delay_s:
                 return self._rest(Wait(again.why, current.signal_at + again.delay_s, is_gathering=True), now)
             purse, why = again.purse, again.why + self._who_is_left_out(form, nodes, board, now)
@@ -539,39 +521,41 @@ class Leader:
             told += f"; left out, because their workers keep failing: {names}"
         return told
 
-    def _next_of_form(self, forming: Forming, board: Board) -> Transaction:
+    def _next_of_form(self, forming: Forming, board: Board) -> kv.Transaction:
         """A member that has come back at the last moment makes it fail: its workers run."""
         compares = (
-            Compare(job.GENERATION, "mod", board.generation_revision),
-            Compare(job.RETURNED, "mod", self.roster.returned_at),
+            kv.Compare(job.GENERATION, "mod", board.generation_revision),
+            kv.Compare(job.RETURNED, "mod", self.roster.returned_at),
         )
         return self._fenced(compares, *forming.operations())
 
-    def _expel(self, late: tuple[Node, ...], why: str) -> Transaction:
+    def _expel(self, late: tuple[Node, ...], why: str) -> kv.Transaction:
         """From now on no keepalive of theirs is taken; when their fence is over, nothing of them runs."""
         told = why.encode(errors="replace")
-        operations = [one for node in late for one in (Put(job.expelled_key(node.id), told), EndLease(node.lease))]
+        operations = [one for node in late for one in (kv.Put(job.expelled_key(node.id), told), kv.EndLease(node.lease))]
         return self._fenced((), *operations)
 
     # What it writes, always fenced.
 
-    def _fenced(self, compares: tuple[Compare, ...], *operations: Operation) -> Transaction:
-        mine = (Compare(job.LEADER, "create", self.term), Compare(job.CLOSED, "create", 0))
-        return Transaction((*mine, *compares), operations)
+    def _fenced(self, compares: tuple[kv.Compare, ...], *operations: kv.Operation) -> kv.Transaction:
+        mine = (kv.Compare(job.LEADER, "create", self.term), kv.Compare(job.CLOSED, "create", 0))
+        return kv.Transaction((*mine, *compares), operations)
 
-    def _signal(self, generation: int, signal: job.Signal, *more: Operation, compares: tuple[Compare, ...] = ()) -> Transaction:
+    def _signal(
+        self, generation: int, signal: job.Signal, *more: kv.Operation, compares: tuple[kv.Compare, ...] = ()
+    ) -> kv.Transaction:
         key = job.signal_key(generation)
-        return self._fenced((Compare(key, "create", 0), *compares), Put(key, job.encode(signal)), *more)
+        return self._fenced((kv.Compare(key, "create", 0), *compares), kv.Put(key, job.encode(signal)), *more)
 
-    def _interrupt(self, generation: int, signal: job.Signal) -> Transaction:
+    def _interrupt(self, generation: int, signal: job.Signal) -> kv.Transaction:
         """Losing a node that is done is no loss, even if its word that it is done reaches the store after its lease has ended."""
         lost = [] if signal.kind == "join" else self.roster.lost_members()
-        not_done = tuple(Compare(job.done_key(generation, node_id), "create", 0) for node_id in lost[:MAX_COMPARED])
+        not_done = tuple(kv.Compare(job.done_key(generation, node_id), "create", 0) for node_id in lost[:MAX_COMPARED])
         return self._signal(generation, signal, compares=not_done)
 
-    def _closed(self, kind: job.ClosedKind, why: str, verdict: dict[str, object] | None = None) -> Put:
-        return Put(job.CLOSED, job.encode(job.Closed(kind, why[: job.MAX_WHY], self.name, verdict)))
+    def _closed(self, kind: job.ClosedKind, why: str, verdict: Verdict | None = None) -> kv.Put:
+        return kv.Put(job.CLOSED, job.encode(job.Closed(kind, why[: job.MAX_WHY], self.name, verdict)))
 
 
-def _ids(items: tuple[Item, ...]) -> list[str]:
+def _ids(items: tuple[kv.Item, ...]) -> list[str]:
     return [item.key.rpartition("/")[2] for item in items]

@@ -12,8 +12,7 @@ gives.
 Invariants: a node is not ready while its workers may run; it takes a seat only of the attempt that the generation names; what it
 writes about a generation, it writes under the number of the one it has a seat in.
 
-Two halves: `Membership` is what the node wants, and which request to the store comes next; `Participant` is what follows from
-the answers. The next request follows from what the node wants and what it knows, not from what it did last. So an answer that was
+The next request follows from what the node wants and what it knows, not from what it did last. So an answer that was
 lost is no special case: the question is asked again.
 """
 
@@ -23,37 +22,20 @@ import json
 from collections.abc import Callable
 
 from rallypoint.base.records import Value
-from rallypoint.coordination.model import (
-    Compare,
-    Delete,
-    Event,
-    Get,
-    Item,
-    Operation,
-    Outcome,
-    Put,
-    Read,
-    Request,
-    Snapshot,
-    Transaction,
-    Watch,
-)
+from rallypoint.coordination import model as kv
 from rallypoint.protocol import job_records as job
-from rallypoint.protocol.board import Board
-from rallypoint.protocol.failure_reports import NodeReport, bounded, encode_report
 from rallypoint.protocol.generation import Policy
+from rallypoint.protocol.job_records import Board
 from rallypoint.protocol.leader import STATUS_INTERVAL_S, Leader
-from rallypoint.protocol.news import Ended, News, Progress, Refused, Regroup, Seated, TimedOut
 from rallypoint.protocol.restarts import RestartPolicy
+from rallypoint.protocol.session import Ended, News, Progress, Refused, Regroup, Seated, TimedOut
+from rallypoint.protocol.verdict import NodeReport, bounded, encode_report
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-__all__ = ["Former", "Joining", "Membership", "Participant"]
-
-
-# --- membership ------------------------------------------------------------------------------------------------------------
+__all__ = ["Former", "Joining", "Participant"]
 
 
 class Former(Value):
@@ -79,8 +61,8 @@ class Joining(Value):
     former: Former | None = None
 
 
-class Membership:
-    """A node with a lease, as far as it asks."""
+class Participant:
+    """A node with a lease."""
 
     def __init__(self, joining: Joining) -> None:
         self.id = joining.node_id
@@ -175,19 +157,25 @@ class Membership:
             times += [self._status_at, self._gives_up_at()]
         return min((time for time in times if time is not None), default=None)
 
-    def _next_of_member(self, now: float) -> Request | None:
+    def next_request(self, now: float) -> kv.Request | None:
+        request = self._next_of_leaving() if self.is_leaving else self._next_of_member(now)
+        self._asked_by = self.leader if request is None and not self.is_leaving else None
+        if self._asked_by is not None:
+            request = self._asked_by.next_request(self.board, now)
+        return request
+
+    def _next_of_member(self, now: float) -> kv.Request | None:
         if self._has_ended:
             return None
         if not self._agreed:
-            settings = json.dumps(self._joining.settings).encode()
-            return Transaction((Compare(job.SETTINGS, "create", 0),), (Put(job.SETTINGS, settings),), (Get(job.SETTINGS),))
+            return self._create(job.SETTINGS, json.dumps(self._joining.settings).encode())
         if not self.board.is_loaded:
-            return Read(job.DOWN)
+            return kv.Read(job.DOWN)
         if not self._is_watching:
-            return Watch(job.DOWN, self._read_at + 1)
+            return kv.Watch(job.DOWN, self._read_at + 1)
         return self._next_write() or self._next_look(now)
 
-    def _next_write(self) -> Transaction | None:
+    def _next_write(self) -> kv.Transaction | None:
         """What we have to tell, most urgent first."""
         board, seat = self.board, self.seat
         if board.closed is not None:
@@ -195,40 +183,40 @@ class Membership:
         if self.is_returning:
             return self._return()
         if self._closing is not None:
-            return self._create(job.CLOSED, self._closing)
+            return self._create(job.CLOSED, job.encode(self._closing))
         if self._report is not None:
             generation, report = self._report
             signal = job.Signal("failure", _summary(report), self.record.name)
-            failure = Put(job.failure_key(generation, self.id), encode_report(report))
-            return self._create(job.signal_key(generation), signal, failure)
+            failure = kv.Put(job.failure_key(generation, self.id), encode_report(report))
+            return self._create(job.signal_key(generation), job.encode(signal), failure)
         if seat is not None and self._departure is not None and self._is_missed(seat):
-            return self._create(job.signal_key(seat.generation), self._departure)
+            return self._create(job.signal_key(seat.generation), job.encode(self._departure))
         if self._fallen_in and self._fallen_in == board.number and board.signal() is None:
             why = f"the workers of {self.record.name} were killed: the store had not confirmed in time that they may run"
-            return self._create(job.signal_key(board.number), job.Signal("loss", why, self.record.name))
+            return self._create(job.signal_key(board.number), job.encode(job.Signal("loss", why, self.record.name)))
         if seat is not None and self._is_done:
-            return Transaction((), (Put(job.done_key(seat.generation, self.id), b"1"),))
+            return kv.Transaction((), (kv.Put(job.done_key(seat.generation, self.id), b"1"),))
         if self._written != self.record and self._must_tell_record():
-            return Transaction((), (self._own_record(), *self._vouching()))
+            return kv.Transaction((), (self._own_record(), *self._vouching()))
         return None
 
-    def _own_record(self) -> Put:
-        return Put(job.node_key(self.id), job.encode(self.record), self._joining.lease)
+    def _own_record(self) -> kv.Put:
+        return kv.Put(job.node_key(self.id), job.encode(self.record), self._joining.lease)
 
-    def _vouching(self) -> tuple[Put, ...]:
+    def _vouching(self) -> tuple[kv.Put, ...]:
         """Who is ready has no worker, of whatever generation."""
         former = self._former if self.record.ready_after != job.NOT_READY else None
-        return () if former is None else (Put(job.left_key(former.generation, former.id), job.LOST),)
+        return () if former is None else (kv.Put(job.left_key(former.generation, former.id), job.LOST),)
 
-    def _return(self) -> Transaction | None:
+    def _return(self) -> kv.Transaction | None:
         """Be a member again, unless another generation was formed; no leader that does not know of it can form one after this."""
         if self.seat is None or self._is_forgotten or self.board.number != self.seat.generation:
             return None  # we are fenced, and nothing that we write can change it
         unchanged = (
-            Compare(job.GENERATION, "mod", self.board.generation_revision),
-            Compare(job.expelled_key(self.id), "create", 0),
+            kv.Compare(job.GENERATION, "mod", self.board.generation_revision),
+            kv.Compare(job.expelled_key(self.id), "create", 0),
         )
-        return Transaction(unchanged, (self._own_record(), Put(job.RETURNED, self.id.encode())), (Get(job.GENERATION),))
+        return kv.Transaction(unchanged, (self._own_record(), kv.Put(job.RETURNED, self.id.encode())), (kv.Get(job.GENERATION),))
 
     def _is_missed(self, seat: job.Seat) -> bool:
         """Whether the others cannot go on without us; they can if we are done."""
@@ -238,41 +226,40 @@ class Membership:
         """A member need not say that it is not ready, as everybody knows it."""
         return self.record.ready_after != job.NOT_READY or self.seat is None
 
-    def _create(self, key: str, record: Value, *more: Operation) -> Transaction:
-        """Write a record that only the first may write; `more` is done in any case, and we learn what stands there."""
-        return Transaction((Compare(key, "create", 0),), (Put(key, job.encode(record)), *more), (Get(key), *more))
+    def _create(self, key: str, value: bytes, *more: kv.Operation, lease: int = 0) -> kv.Transaction:
+        """Write what only the first may write; `more` is done in any case, and we learn what stands there."""
+        return kv.Transaction((kv.Compare(key, "create", 0),), (kv.Put(key, value, lease), *more), (kv.Get(key), *more))
 
-    def _next_of_leaving(self) -> Transaction | None:
+    def _next_of_leaving(self) -> kv.Transaction | None:
         if self._closing is not None and self.board.closed is None:
-            return self._create(job.CLOSED, self._closing)
+            return self._create(job.CLOSED, job.encode(self._closing))
         if self.has_left:
             return None
         if self.seat is not None and self._departure is not None and self.board.closed is None and self._is_missed(self.seat):
-            return self._create(job.signal_key(self.seat.generation), self._departure)
-        go: tuple[Operation, ...] = (Delete(job.node_key(self.id)),)
+            return self._create(job.signal_key(self.seat.generation), job.encode(self._departure))
+        go: tuple[kv.Operation, ...] = (kv.Delete(job.node_key(self.id)),)
         if 0 < self.board.number <= self._last_generation and self.board.closed is None:
-            go = (*go, Put(job.left_key(self._last_generation, self.id), job.LEFT))
+            go = (*go, kv.Put(job.left_key(self._last_generation, self.id), job.LEFT))
         term = self.leader.term if self.leader else 0  # who does not lead deletes the leader's key only if there is none
-        return Transaction((Compare(job.LEADER, "create", term),), (*go, Delete(job.LEADER)), go)
+        return kv.Transaction((kv.Compare(job.LEADER, "create", term),), (*go, kv.Delete(job.LEADER)), go)
 
-    def _next_look(self, now: float) -> Request | None:
+    def _next_look(self, now: float) -> kv.Request | None:
         board = self.board
         if board.leader is None:
-            mine = Put(job.LEADER, self.id.encode(), self._joining.lease)
-            return Transaction((Compare(job.LEADER, "create", 0),), (mine,), (Get(job.LEADER),))
+            return self._create(job.LEADER, self.id.encode(), lease=self._joining.lease)
         if self._is_ready() and board.generation is not None and self._looked_at != board.generation_revision:
-            return Transaction((), (Get(job.seat_key(board.number, board.generation.attempt, self.id)),))
+            return kv.Transaction((), (kv.Get(job.seat_key(board.number, board.generation.attempt, self.id)),))
         if self._is_waiting():
             return self._next_of_waiting(now)
         return None
 
-    def _next_of_waiting(self, now: float) -> Transaction | None:
+    def _next_of_waiting(self, now: float) -> kv.Transaction | None:
         gives_up_at = self._gives_up_at()
         if gives_up_at is not None and now >= gives_up_at:
             self._end(TimedOut(f"waited {self._joining.policy.join_timeout_s:g} s for enough nodes in vain"))
         elif now >= self._status_at:
             self._status_at = now + STATUS_INTERVAL_S
-            return Transaction((), (Get(job.STATUS),))
+            return kv.Transaction((), (kv.Get(job.STATUS),))
         return None
 
     def _is_ready(self) -> bool:
@@ -293,45 +280,30 @@ class Membership:
             self._has_ended = True
             self._news.append(news)
 
-
-def _summary(report: NodeReport) -> str:
-    """What stopped everybody, in a line."""
-    if not report.failures:
-        return f"workers failed on {report.node}"
-    first = report.failures[0]
-    return f"rank {first.rank} on {report.node} failed: {first.message}"[: job.MAX_WHY]
-
-
-# --- participant -----------------------------------------------------------------------------------------------------------
-
-
-class Participant(Membership):
-    """A node with a lease."""
-
     # What the store says.
 
-    def see(self, event: Event, now: float) -> None:
+    def see(self, event: kv.Event, now: float) -> None:
         if event.key.startswith(job.DOWN):
             self.board.apply(event, now)
             self._board_changed(now)
         elif self.leader is not None:
             self.leader.see(event, now)
 
-    def replied(self, request: Request, answer: Outcome | Snapshot | None, now: float) -> None:
+    def replied(self, request: kv.Request, answer: kv.Outcome | kv.Snapshot | None, now: float) -> None:
         if self._asked_by is not None:
             self._pass_on(self._asked_by, request, answer, now)
             return
         match request, answer:
-            case Read(job.DOWN), Snapshot(revision, _):
+            case kv.Read(job.DOWN), kv.Snapshot(revision, _):
                 self.board.load(answer, now)
                 self._read_at, self._is_watching = revision, False
-            case Watch(), _:
+            case kv.Watch(), _:
                 self._is_watching = True
-            case Transaction(), Outcome():
+            case kv.Transaction(), kv.Outcome():
                 self._note_outcome(request, answer, now)
         self._board_changed(now)
 
-    def _pass_on(self, leader: Leader, request: Request, answer: Outcome | Snapshot | None, now: float) -> None:
+    def _pass_on(self, leader: Leader, request: kv.Request, answer: kv.Outcome | kv.Snapshot | None, now: float) -> None:
         """The answer to a leader's question; its term may have ended meanwhile."""
         if leader is not self.leader:
             return
@@ -361,57 +333,48 @@ class Participant(Membership):
         news, self._news = self._news, []
         return news
 
-    # What to ask next.
-
-    def next_request(self, now: float) -> Request | None:
-        request = self._next_of_leaving() if self.is_leaving else self._next_of_member(now)
-        self._asked_by = self.leader if request is None and not self.is_leaving else None
-        if self._asked_by is not None:
-            request = self._asked_by.next_request(self.board, now)
-        return request
-
     # What follows from what came.
 
-    def _note_outcome(self, request: Transaction, outcome: Outcome, now: float) -> None:
+    def _note_outcome(self, request: kv.Transaction, outcome: kv.Outcome, now: float) -> None:
         for operation in request.then if outcome.succeeded else request.otherwise:
             self._note_operation(operation, outcome, now)
 
-    def _note_operation(self, operation: Operation, outcome: Outcome, now: float) -> None:
+    def _note_operation(self, operation: kv.Operation, outcome: kv.Outcome, now: float) -> None:
         seat = self.seat
         match operation:
-            case Put(job.SETTINGS, _, _):
+            case kv.Put(job.SETTINGS, _, _):
                 self._agreed = True
-            case Get(job.SETTINGS):
+            case kv.Get(job.SETTINGS):
                 self._compare_settings(outcome.items[0])
-            case Put(job.LEADER, _, _):
+            case kv.Put(job.LEADER, _, _):
                 self._lead(outcome.revision, now)
-            case Get(job.LEADER):
+            case kv.Get(job.LEADER):
                 self.board.leader = outcome.items[0]
                 self._take_up_leadership(now)
-            case Get(job.STATUS):
+            case kv.Get(job.STATUS):
                 self._note_status(outcome.items[0])
-            case Get(key) if key.startswith(job.DOWN):
+            case kv.Get(key) if key.startswith(job.DOWN):
                 if outcome.items[0] is not None:
                     self.board.post(outcome.items[0], now)
                 elif key == job.GENERATION:
                     self._is_forgotten = self.is_returning
-            case Get(key):
+            case kv.Get(key):
                 self._note_seat(key, outcome.items[0])
-            case Delete(key, _) if key == job.node_key(self.id):
+            case kv.Delete(key, _) if key == job.node_key(self.id):
                 self.has_left = True
-            case Put(key, value, _) if key == job.node_key(self.id):
+            case kv.Put(key, value, _) if key == job.node_key(self.id):
                 self._written = job.decode(job.NodeRecord, value)
                 self.is_returning = False
-            case Put(key, job.LOST, _):
+            case kv.Put(key, job.LOST, _):
                 self._former = None
-            case Put(key, _, _) if self._report is not None and key == job.failure_key(self._report[0], self.id):
+            case kv.Put(key, _, _) if self._report is not None and key == job.failure_key(self._report[0], self.id):
                 self._report = None
-            case Put(key, value, _) if seat is not None and key == job.done_key(seat.generation, self.id):
+            case kv.Put(key, value, _) if seat is not None and key == job.done_key(seat.generation, self.id):
                 self._is_done = False
-            case Put(key, value, _) if key.startswith(job.DOWN):
-                self.board.post(Item(key, value, outcome.revision, outcome.revision), now)
+            case kv.Put(key, value, _) if key.startswith(job.DOWN):
+                self.board.post(kv.Item(key, value, outcome.revision, outcome.revision), now)
 
-    def _compare_settings(self, item: Item | None) -> None:
+    def _compare_settings(self, item: kv.Item | None) -> None:
         if item is None:
             return
         difference = self._joining.mismatch(self._joining.settings, json.loads(item.value))
@@ -420,7 +383,7 @@ class Participant(Membership):
         self._agreed = True
 
     def _lead(self, term: int, now: float) -> None:
-        self.board.leader = Item(job.LEADER, self.id.encode(), term, term, self._joining.lease)
+        self.board.leader = kv.Item(job.LEADER, self.id.encode(), term, term, self._joining.lease)
         self._take_up_leadership(now)
 
     def _take_up_leadership(self, now: float) -> None:
@@ -432,12 +395,12 @@ class Participant(Membership):
         elif not is_mine:
             self.leader = None
 
-    def _note_status(self, item: Item | None) -> None:
+    def _note_status(self, item: kv.Item | None) -> None:
         if item is not None and self._is_waiting():
             text = self.leader.status_text() if self.leader else job.decode(job.Status, item.value).text
             self._news.append(Progress(text))
 
-    def _note_seat(self, key: str, item: Item | None) -> None:
+    def _note_seat(self, key: str, item: kv.Item | None) -> None:
         generation = self.board.generation
         assert generation is not None
         if key != job.seat_key(generation.number, generation.attempt, self.id) or not self._is_ready():
@@ -477,3 +440,11 @@ class Participant(Membership):
             self._stopped = former.generation
             why = signal.why if signal is not None else f"generation {number} was formed without this node"
             self._news.append(Regroup(why, former.generation))
+
+
+def _summary(report: NodeReport) -> str:
+    """What stopped everybody, in a line."""
+    if not report.failures:
+        return f"workers failed on {report.node}"
+    first = report.failures[0]
+    return f"rank {first.rank} on {report.node} failed: {first.message}"[: job.MAX_WHY]

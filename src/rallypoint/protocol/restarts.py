@@ -20,7 +20,7 @@ from collections.abc import Sequence
 
 from rallypoint.base import defaults
 from rallypoint.base.records import Value
-from rallypoint.base.text import plural
+from rallypoint.base.text import listed, plural
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     Membership = Literal["loss", "departure", "join"]
     Kind = Literal["failure", "none"] | Membership
 
-__all__ = ["AGES_MAX", "Again", "Ended", "GiveUp", "Purse", "RestartPolicy", "judge"]
+__all__ = ["AGES_MAX", "Again", "Ended", "GiveUp", "Purse", "RestartPolicy", "ended_text", "judge"]
 
 AGES_MAX = 64  # the purse is part of a small record; so a window holds at most so many restarts, even where more were asked for
 _DOUBLINGS_MAX = 62  # any back-off has reached its cap long before
@@ -88,7 +88,7 @@ def judge(policy: RestartPolicy, purse: Purse, ended: Ended) -> Again | GiveUp:
     """
     hopeless = [code for code in ended.failed_exit_codes if code in policy.no_retry_exit_codes]
     if hopeless:
-        why = f"a worker {_ended_text(hopeless[0])}, which no restart can help (no-retry exit codes)"
+        why = f"a worker {ended_text(hopeless[0])}, which no restart can help (no-retry exit codes)"
         return GiveUp(_with_failure(ended, why))
     purse = purse.replace(recent_ages_s=_grown_older(policy, purse, ended.ran_s))
     if ended.lost:
@@ -159,7 +159,8 @@ def _with_failure(ended: Ended, outcome: str) -> str:
     return f"{ended.failure[:_FAILURE_CHARS_MAX]}; {outcome}" if ended.failure else outcome
 
 
-def _ended_text(exit_code: int) -> str:
+def ended_text(exit_code: int) -> str:
+    """How a process ended, for a sentence about it."""
     if exit_code >= 0:
         return f"exited with code {exit_code}"
     try:
@@ -170,6 +171,4 @@ def _ended_text(exit_code: int) -> str:
 
 def _nodes(names: Sequence[str]) -> str:
     """A rack that goes at once is not listed in full."""
-    shown = ", ".join(name[:_NAME_CHARS_MAX] for name in names[:_NAMES_MAX])
-    more = f" and {len(names) - _NAMES_MAX} more" if len(names) > _NAMES_MAX else ""
-    return f"{plural(len(names), 'node')} {shown}{more}"
+    return f"{plural(len(names), 'node')} {listed([name[:_NAME_CHARS_MAX] for name in names], _NAMES_MAX)}"

@@ -1,4 +1,15 @@
-"""A node's membership in a job, as a state machine: what it was told, in which state, leads to what it does and says next.
+"""A node's membership in a job, and its sessions at the store: two state machines around its participant.
+
+`Tenure` is one session at the coordination store. It begins with a lease and ends when the others may take this node for dead;
+the next one is under another number. Whoever drives it (`rendezvous.driver`) asks here, before each turn, and does what the
+answer says.
+
+    judge          before each turn: go on, or the session is over (Fence), or all hope is (GiveUp)
+    licence_until  after each turn: until when the workers may run
+    returns_until  when the lease has ended: until when another one may be asked for, to go on as if nothing had been
+    end            when it is over: who has to be vouched for by the next session, and whether workers have to go
+
+The membership is what the node makes of it, over all its sessions: what it was told, in which state, leads to what it does next.
 
     Apart ──Ask──▶ Waiting ──Seated──▶ Member ──Done──▶ Finished ──Leave, if its store is needed──▶ Staying
                       ▲                   │                 │                                          │
@@ -8,36 +19,79 @@
     JobOver     from anywhere, by Ended: nobody gets a seat any more, but workers may go on
     StoreLost   from anywhere, by Lost: there is nobody left to ask
 
-Two sides tell it something: the others of the job, through the words of `news` (`hear`); and the agent of this node, which asks
-for a seat, reports, departs and leaves (`step`). The shell performs the actions, in their order, and decides nothing.
+Two sides tell it something: the others of the job, in words (`hear`); and the agent of this node, which asks for a seat, reports,
+departs and leaves (`step`). The shell performs the actions, in their order, and decides nothing.
 
 A node leaves from whatever state it is in, which decides what it says: whether that ends the job for all, whether the others need
 not wait for it, and whether it stays until they have gone.
 
 Invariants: a seat is taken only by a node that waits for one, and never of a generation that is known to be over; who asks for a
-seat is never left without one and without a reason; nobody who has heard of the job's end says it again.
+seat is never left without one and without a reason; nobody who has heard of the job's end says it again. Workers are licensed
+only for a seat of this session, and for no longer than before while it is not known whether the others have gone on without us;
+time to return is counted once, from the loss of a lease until the return is confirmed.
 """
 
 from __future__ import annotations
 
 from rallypoint.base.records import Value
+from rallypoint.coordination import fence
 from rallypoint.protocol import job_records as job
-from rallypoint.protocol.agent_machine import JobEnded
-from rallypoint.protocol.news import Ended, Fenced, Lost, Progress, Refused, Regroup, Seated, TimedOut
+from rallypoint.protocol.agent_machine import Fenced, JobEnded, Regroup
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from rallypoint.protocol.agent_machine import How
-    from rallypoint.protocol.failure_reports import NodeReport
-    from rallypoint.protocol.news import Word
-    from rallypoint.protocol.participant import Participant
+    from rallypoint.protocol.participant import Former, Participant
+    from rallypoint.protocol.verdict import NodeReport
 
 __all__ = [
-    "Action", "Announce", "Apart", "Ask", "Depart", "Done", "EndWorkerStore", "Expired", "Failed", "Finished", "GiveUp", "Go",
-    "JobOver", "Leave", "Me", "Member", "Observation", "Over", "SayClosed", "SayDeparting", "SayDone", "SayFailed", "SayReady",
-    "Saying", "State", "Stay", "Staying", "StoreLost", "TakeSeat", "Tell", "Waiting", "closes_the_job", "has_to_regroup", "hear",
-    "how", "say", "seat_of", "step",
+    "NO_LICENCE", "Action", "Announce", "Apart", "Ask", "Depart", "Done", "Ended", "Ending", "Expired",
+    "Failed", "Fenced", "Finished", "GiveUp", "Go", "JobOver", "Leave", "Lost", "Me", "Member", "News", "Observation", "Over",
+    "Patience", "Progress", "Refused", "Regroup", "SayClosed", "SayDeparting", "SayDone", "SayFailed", "SayReady", "Saying",
+    "Seated", "State", "Stay", "Staying", "StoreLost", "TakeSeat", "Tell", "Tenure", "TimedOut", "Waiting", "Word",
+    "closes_the_job", "has_to_regroup", "hear", "how", "say", "seat_of", "step",
 ]  # fmt: skip
+
+
+# Words: what the participant learns from the others (`News`), and what the silence of the store means, as its driver adds. What
+# an agent with workers has to know goes by the same name here and in `agent_machine`.
+
+
+class Seated(Value):
+    """This node has a seat in a generation, and may start its workers."""
+
+    seat: job.Seat
+    generation: job.Generation
+
+
+class Ended(Value):
+    """The job is over."""
+
+    closed: job.Closed
+
+
+class Refused(Value):
+    """This node may not take part, ever."""
+
+    why: str
+
+
+class TimedOut(Value):
+    why: str
+
+
+class Progress(Value):
+    text: str
+
+
+class Lost(Value):
+    """There is no store any more that we could take part in a job through."""
+
+    error: Exception
+
+
+News = Seated | Regroup | Ended | Refused | TimedOut | Progress
+Word = News | Fenced | Lost
 
 
 # States, each with only its own data.
@@ -144,11 +198,9 @@ Observation = Ask | Failed | Done | Expired | Depart | Leave
 
 
 class SayReady(Value):
-    """Let the job know that no worker runs here, and hold the port that the next ones will need."""
-
-
-class EndWorkerStore(Value):
-    """That of the last generation, if it was here, or was to be."""
+    """End the store of the last generation's workers, if it was here, or was to be. Then let the job know that no worker runs
+    here, and hold the port that the next ones will need.
+    """
 
 
 class SayFailed(Value):
@@ -208,7 +260,7 @@ class Go(Value):
 
 
 Saying = SayFailed | SayDone | SayDeparting | SayClosed
-Action = EndWorkerStore | SayReady | Saying | TakeSeat | Tell | Announce | GiveUp | Stay | Go
+Action = SayReady | Saying | TakeSeat | Tell | Announce | GiveUp | Stay | Go
 Step = tuple[State, tuple[Action, ...]]
 
 
@@ -244,7 +296,7 @@ def _offered(seated: Seated, behind: tuple[Word, ...]) -> Step:
     """
     number = seated.seat.generation
     if any(isinstance(one, Fenced) or (isinstance(one, Regroup) and one.generation == number) for one in behind):
-        return Waiting(), (EndWorkerStore(), SayReady())
+        return Waiting(), (SayReady(),)
     return Member(seated), (TakeSeat(seated),)
 
 
@@ -319,7 +371,7 @@ def _asked(state: State) -> Step:
             return state, (GiveUp(Ended(closed)),)
         case StoreLost(lost, _, _):
             return state, (GiveUp(lost),)
-    return Waiting(), (EndWorkerStore(), SayReady())
+    return Waiting(), (SayReady(),)
 
 
 def _done(state: State) -> State:
@@ -419,3 +471,62 @@ def say(saying: Saying, participant: Participant) -> None:
             participant.departing(why, is_sick)
         case SayClosed(kind, why):
             participant.close(kind, why)
+
+
+# One session.
+
+
+NO_LICENCE = 0.0
+
+
+class Patience(Value):
+    """How long a lease is, and how long a store may be silent, or refuse us, until we give up."""
+
+    lease_s: float
+    store_timeout_s: float
+    refusal_timeout_s: float
+
+
+class Ending(Value):
+    """What follows from the end of a session: what the next has to vouch for, and what becomes of the workers.
+
+    With `had_seat` they may not run any longer; with `was_stopping` our agent is busy with stopping them, or stuck in it.
+    """
+
+    former: Former | None
+    had_seat: bool
+    was_stopping: bool
+
+
+class Tenure:
+    """The session of `participant`."""
+
+    def __init__(self, participant: Participant, patience: Patience) -> None:
+        self.participant = participant
+        self._patience = patience
+        self._returns_until = float("-inf")
+
+    def judge(self, connection: fence.Connection, now: float) -> fence.Hold | fence.Fence | fence.GiveUp:
+        """What the others have done counts first, then what their silence may mean."""
+        participant, patience = self.participant, self._patience
+        if participant.why_fenced:
+            return fence.Fence(participant.why_fenced)
+        if participant.is_returning and now >= self._returns_until:
+            return fence.Fence("the coordination store did not confirm in time that this node is back")
+        return fence.judge(connection, patience.store_timeout_s, patience.refusal_timeout_s, now)
+
+    def licence_until(self, valid_until: float) -> float | None:
+        """Until when our workers may run, if the store vouches for us until `valid_until`; None: as before."""
+        if self.participant.seat is None:
+            return NO_LICENCE
+        return None if self.participant.is_returning else valid_until
+
+    def returns_until(self, may_return_until: float) -> float:
+        """Our lease has ended. Who loses the next one too, before the return was confirmed, has no more time than before."""
+        if not self.participant.is_returning:
+            self._returns_until = may_return_until
+        return self._returns_until
+
+    def end(self) -> Ending:
+        participant = self.participant
+        return Ending(participant.former, participant.seat is not None, participant.is_stopping)

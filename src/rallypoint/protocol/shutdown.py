@@ -19,7 +19,7 @@ from collections.abc import Iterable
 
 from rallypoint.base.records import Value
 
-__all__ = ["Decision", "GaveUp", "Gone", "Send", "Stop", "Target", "Waiting", "begin", "check", "hurry", "pass_on", "step"]
+__all__ = ["Decision", "GaveUp", "Gone", "Send", "Stop", "Target", "Waiting", "begin", "hurry", "pass_on", "step"]
 
 
 class Target(Value):
@@ -128,12 +128,3 @@ def _next_change(stop: Stop, clock: Clock) -> float:
     if clock.killed_at is not None:
         return clock.killed_at + stop.kill_wait_s
     return (clock.told_at or 0.0) + stop.grace_s
-
-
-def check(stop: Stop) -> None:
-    """What holds after every step."""
-    for target, clock in stop.clocks.items():
-        if clock.told_at is None:
-            raise ValueError(f"{target} is present and was never told")
-        if clock.killed_at is not None and clock.killed_at < clock.told_at:
-            raise ValueError(f"{target} was killed before it was told")

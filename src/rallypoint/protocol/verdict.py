@@ -1,21 +1,25 @@
-"""What all nodes reported about a generation becomes one verdict: the cause, its victims, and who was merely stopped.
+"""What failed, as nodes tell each other: each node reports its own failures, and of all reports the leader makes one verdict.
 
 When one worker dies, many others fail a moment later because it is gone, and the launcher stops the rest. Only the first is worth
 reading. The leader finds it from the nodes' reports, and every node prints the same.
 
 No two hosts' clocks are compared. Across nodes the order is that in which the store got their first reports (its revision),
-within a node it is by the node's own clock. A failure that reads like the echo of a lost peer is passed over as long as there
+within a node it is by the node's own clock. A failure that reads like the *echo* of a lost peer is passed over as long as there
 is another explanation: a failure that does not, or else a node that was lost or left.
 
-A verdict is bounded: it names at most `NAMED_MAX` victims, lost nodes and departed nodes, and counts the rest.
+Both are bounded, whatever workers wrote and however many they are: at most `NAMED_MAX` of anything is named, fewer where they are
+wordy, and the rest is counted. A report is cut to size once, by the node that makes it (`bounded`), echoes first; whoever reads
+one refuses what is larger.
 """
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
-from rallypoint.base.bounded_json import (
+from rallypoint.base.json_text import (
     COUNT_MAX,
     clip,
     count_fitting,
@@ -23,25 +27,152 @@ from rallypoint.base.bounded_json import (
     read_fields,
     read_integer,
     read_list,
+    read_seconds,
     read_text,
     size,
-)
+)  # fmt: skip
 from rallypoint.base.records import Value
 from rallypoint.base.text import many, plural
-from rallypoint.protocol.failure_reports import (
-    NAME_BYTES_MAX,
-    NAMED_MAX,
-    NODE_BYTES_MAX,
-    NodeReport,
-    WorkerFailure,
-    decode_failure,
-    encode_failure,
-)
+from rallypoint.protocol.restarts import ended_text
 
-__all__ = ["Verdict", "Victim", "decode", "describe", "encode", "explain", "judge_failures"]
+__all__ = [
+    "ECHOES", "NAMED_MAX", "NodeReport", "Verdict", "Victim", "WorkerFailure", "bounded", "decode", "decode_report", "describe",
+    "encode", "encode_report", "explain", "judge_failures",
+]  # fmt: skip
 
+NAMED_MAX = 16
+_NAME_BYTES_MAX = 64
+_NODE_BYTES_MAX = 255  # as long as any host's full name
+_REPORT_BYTES_MAX = 16_000
+_MESSAGE_BYTES_MAX, _MESSAGE_CHARS_MAX = 2_000, 500
+_PATH_BYTES_MAX = 600
 _VERDICT_BYTES_MAX = 8_000
 _VICTIM_BYTES_MAX = 100
+
+# What a worker's last words contain, in lower case, when somebody that it talked to has gone away.
+ECHOES = (
+    "connection reset by peer",  # TCP, as the C library says it
+    "connection closed by peer",  # TCP, as collective libraries say it
+    "connection was likely closed",  # a store's client whose server has gone
+    "remote process exited",
+    "broken pipe",
+    "sigpipe",
+    "socketexception",
+    "nccl",  # its own errors, its watchdog and its timeouts all name it
+    "heartbeat",
+    "watchdog caught collective",
+    "collective operation timeout",
+    "recv operation to complete",
+    "send operation to complete",
+    "timed out waiting for clients",
+)
+
+
+# --- reports ---------------------------------------------------------------------------------------------------------------
+
+
+class WorkerFailure(Value):
+    """One worker that ended badly. `age_s` is how long before its node's report that was, on that node's own clock."""
+
+    rank: int
+    local_rank: int
+    role: str
+    host: str
+    pid: int
+    exitcode: int  # -N: ended by signal N
+    message: str
+    age_s: float
+    log_file: str = ""
+    stopped: bool = False  # it ended only after the launcher had told it to
+
+    @property
+    def what(self) -> str:
+        """Why it ended, as well as is known."""
+        return self.message or ended_text(self.exitcode)
+
+    @property
+    def is_echo(self) -> bool:
+        what = self.what.lower()
+        return any(echo in what for echo in ECHOES)
+
+
+class NodeReport(Value):
+    """What failed on one node. `revision` is the store's when it got this node's first report."""
+
+    node: str = ""  # its stable name, once it is known
+    revision: int = 0
+    failures: tuple[WorkerFailure, ...] = ()
+    unnamed: int = 0  # further failures
+    stopped: int = 0  # workers that the launcher stopped, beside any among the failures
+
+
+def bounded(report: NodeReport) -> NodeReport:
+    """The same, small enough for the store, the oldest failure first; a worker that was stopped is only a number."""
+    failures = [_bounded_failure(failure) for failure in report.failures if not failure.stopped]
+    failures.sort(key=lambda failure: (failure.is_echo, -failure.age_s, failure.rank))
+    stopped = report.stopped + len(report.failures) - len(failures)
+    empty = report.replace(node=clip(report.node, _NODE_BYTES_MAX), failures=(), stopped=stopped)
+    named = count_fitting(map(_encode_failure, failures[:NAMED_MAX]), _REPORT_BYTES_MAX - size(_record(empty)))
+    kept = sorted(failures[:named], key=lambda failure: (-failure.age_s, failure.rank))
+    return empty.replace(failures=tuple(kept), unnamed=report.unnamed + len(failures) - named)
+
+
+def _bounded_failure(failure: WorkerFailure) -> WorkerFailure:
+    path = failure.log_file
+    return failure.replace(
+        role=clip(failure.role, _NAME_BYTES_MAX),
+        host=clip(failure.host, _NAME_BYTES_MAX),
+        message=clip(failure.message, _MESSAGE_BYTES_MAX, _MESSAGE_CHARS_MAX),
+        age_s=float(failure.age_s) if math.isfinite(failure.age_s) else 0.0,
+        log_file=path if clip(path, _PATH_BYTES_MAX) == path else "",  # half a path is of no use
+    )
+
+
+_FAILURE: Mapping[str, Callable[[object], object]] = {
+    "rank": read_integer,
+    "local_rank": read_integer,
+    "role": partial(read_text, _NAME_BYTES_MAX),
+    "host": partial(read_text, _NAME_BYTES_MAX),
+    "pid": read_integer,
+    "exitcode": read_integer,
+    "message": partial(read_text, _MESSAGE_BYTES_MAX),
+    "age_s": read_seconds,
+    "log_file": partial(read_text, _PATH_BYTES_MAX),
+}
+
+
+def _encode_failure(failure: WorkerFailure) -> dict[str, object]:
+    """For JSON. One that was stopped is no failure, so that is not said."""
+    return {name: getattr(failure, name) for name in _FAILURE}
+
+
+def _decode_failure(data: object) -> WorkerFailure:
+    return WorkerFailure(**read_fields(data, _FAILURE))
+
+
+_REPORT: Mapping[str, Callable[[object], object]] = {
+    "node": partial(read_text, _NODE_BYTES_MAX),
+    "failures": partial(read_list, NAMED_MAX, _decode_failure),
+    "unnamed": read_count,
+    "stopped": read_count,
+}
+
+
+def encode_report(report: NodeReport) -> bytes:
+    """As it stands in the store, under 16 KiB if it is bounded. Without the revision, which only the store knows."""
+    return json.dumps(_record(report)).encode()
+
+
+def _record(report: NodeReport) -> dict[str, object]:
+    return {**{name: getattr(report, name) for name in _REPORT}, "failures": [_encode_failure(one) for one in report.failures]}
+
+
+def decode_report(data: bytes, revision: int) -> NodeReport:
+    """What `encode_report` made; ValueError, with the name of the field, for anything else."""
+    return NodeReport(revision=revision, **read_fields(json.loads(data), _REPORT))
+
+
+# --- verdicts --------------------------------------------------------------------------------------------------------------
 
 
 class Victim(Value):
@@ -92,7 +223,7 @@ def _find_cause(failures: Sequence[WorkerFailure], is_explained: bool) -> int | 
 
 
 def _some_names(names: Sequence[str]) -> tuple[tuple[str, ...], int]:
-    return tuple(clip(name, NAME_BYTES_MAX) for name in names[:NAMED_MAX]), max(len(names) - NAMED_MAX, 0)
+    return tuple(clip(name, _NAME_BYTES_MAX) for name in names[:NAMED_MAX]), max(len(names) - NAMED_MAX, 0)
 
 
 # --- for people ------------------------------------------------------------------------------------------------------------
@@ -166,20 +297,20 @@ def _list(names: Iterable[str], unnamed: int) -> str:
 
 
 def _read_cause(data: object) -> WorkerFailure | None:
-    return None if data is None else decode_failure(data)
+    return None if data is None else _decode_failure(data)
 
 
 def _read_victim(data: object) -> Victim:
     if not isinstance(data, list) or len(data) != 3:
         raise ValueError("must be lists of a rank, a host and a line")
-    return Victim(read_integer(data[0]), read_text(NAME_BYTES_MAX, data[1]), read_text(_VICTIM_BYTES_MAX, data[2]))
+    return Victim(read_integer(data[0]), read_text(_NAME_BYTES_MAX, data[1]), read_text(_VICTIM_BYTES_MAX, data[2]))
 
 
-_read_names = partial(read_list, NAMED_MAX, partial(read_text, NAME_BYTES_MAX))
+_read_names = partial(read_list, NAMED_MAX, partial(read_text, _NAME_BYTES_MAX))
 
 _VERDICT: Mapping[str, Callable[[object], object]] = {
     "cause": _read_cause,
-    "cause_node": partial(read_text, NODE_BYTES_MAX),
+    "cause_node": partial(read_text, _NODE_BYTES_MAX),
     "victims": partial(read_list, NAMED_MAX, _read_victim),
     "unnamed_victims": read_count,
     "stopped": read_count,
@@ -195,7 +326,7 @@ def encode(verdict: Verdict) -> dict[str, object]:
     """For JSON; what `judge_failures` made is under 8 KiB then."""
     return {
         **{name: getattr(verdict, name) for name in _VERDICT},
-        "cause": None if verdict.cause is None else encode_failure(verdict.cause),
+        "cause": None if verdict.cause is None else _encode_failure(verdict.cause),
         "victims": [list(victim) for victim in verdict.victims],
         "lost": list(verdict.lost),
         "departed": list(verdict.departed),

@@ -9,16 +9,16 @@ one.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from rallypoint.base.records import Value
 from rallypoint.protocol import agent_machine
-from rallypoint.protocol.ranks import WorkerRanks
+from rallypoint.protocol.worker_plan import WorkerRanks
 from rallypoint.rendezvous.handler import RendezvousInfo, WakingHandler
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from rallypoint.protocol.failure_reports import WorkerFailure
+    from rallypoint.protocol.verdict import NodeReport
 
 __all__ = ["CoordinatedHandler", "Introduction"]
 
@@ -81,8 +81,8 @@ class CoordinatedHandler(WakingHandler):
         return
 
     @abstractmethod
-    def report_failure(self, failures: Mapping[int, WorkerFailure]) -> None:
-        """Workers of ours have failed, by global rank: all other nodes stop theirs, and the next generation is up to the job."""
+    def report_failure(self, report: NodeReport) -> None:
+        """Workers of ours have failed: all other nodes stop theirs, and the next generation is up to the job."""
 
     @abstractmethod
     def report_done(self) -> None:

@@ -1,7 +1,7 @@
 """The thread that carries on a node's part in a job, whatever its agent is busy with.
 
 It owns the connection to the coordination store, and drives a `protocol.participant.Participant` over it: one request at a time,
-events as they come, keepalives when they are due. `protocol.tenure` says when a session is over; then a new one begins, under a
+events as they come, keepalives when they are due. `protocol.session` says when a session is over; then a new one begins, under a
 new number.
 
 It also keeps the workers' licence: with each word of the store it writes down until when they may run. If this thread hangs, or
@@ -33,9 +33,9 @@ from rallypoint.errors import RendezvousError
 from rallypoint.net.wake_fd import WakeFd
 from rallypoint.processes.context import wait_readable
 from rallypoint.processes.licence import Licence
-from rallypoint.protocol import news
+from rallypoint.protocol import session
 from rallypoint.protocol.participant import Former, Participant
-from rallypoint.protocol.tenure import NO_LICENCE, Patience, Tenure
+from rallypoint.protocol.session import NO_LICENCE, Patience, Tenure
 
 __all__ = ["Driver", "Saying"]
 
@@ -60,7 +60,7 @@ class Driver:
         self.former: Former | None = None  # what the next session is to vouch for
         self._lock = threading.Lock()
         self._sayings: deque[Saying] = deque()
-        self._heard: deque[news.Word] = deque()
+        self._heard: deque[session.Word] = deque()
         self._bell = WakeFd()  # wakes this thread
         self._out = WakeFd()  # wakes the agent
         self._fenced = WakeFd()  # says that workers must not run
@@ -87,7 +87,7 @@ class Driver:
         self._sayings.append(saying)
         self._bell.set()
 
-    def take(self) -> news.Word | None:
+    def take(self) -> session.Word | None:
         """The oldest word that has not been taken."""
         self._out.clear()
         with self._lock:
@@ -96,7 +96,7 @@ class Driver:
                 self._out.set()
         return heard
 
-    def peek(self) -> tuple[news.Word, ...]:
+    def peek(self) -> tuple[session.Word, ...]:
         with self._lock:
             return tuple(self._heard)
 
@@ -145,7 +145,7 @@ class Driver:
 
     def _lose(self, error: Exception) -> None:
         self._end_licence()
-        self._hear(news.Lost(error))
+        self._hear(session.Lost(error))
 
     def _live_one_session(self) -> bool:
         """Until the session ends; whether another one is to follow."""
@@ -267,19 +267,19 @@ class Driver:
             report.warn(f"this node's workers are killed: {why}")
         if ending.had_seat:
             self._fenced.set()
-            self._hear(news.Fenced(why))
+            self._hear(session.Fenced(why))
         else:
             report.info(f"joining anew: {why}")
         return not self._is_stopped
 
     def _pass_on(self, participant: Participant) -> None:
         for one in participant.take_news():
-            if isinstance(one, news.Seated):
+            if isinstance(one, session.Seated):
                 self._ready_port = None
                 self._fenced.clear()
             self._hear(one)
 
-    def _hear(self, one: news.Word) -> None:
+    def _hear(self, one: session.Word) -> None:
         with self._lock:
             self._heard.append(one)
         self._out.set()

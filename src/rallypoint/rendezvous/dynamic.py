@@ -8,20 +8,20 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
+from rallypoint import errors
 from rallypoint.base import defaults, environment, report
 from rallypoint.base.text import many
 from rallypoint.coordination.engine import Coordination
-from rallypoint.errors import RendezvousConnectionError, RendezvousError, is_hosts_fault
 from rallypoint.processes.context import wait_readable
 from rallypoint.processes.licence import Licence
-from rallypoint.protocol import agent_machine, news, session
-from rallypoint.protocol.failure_reports import NodeReport, WorkerFailure
+from rallypoint.protocol import agent_machine, session
+from rallypoint.protocol.job_records import Closed
 from rallypoint.protocol.participant import Participant
-from rallypoint.protocol.ranks import WorkerRanks
-from rallypoint.protocol.tenure import Patience
-from rallypoint.rendezvous import exit_reasons
+from rallypoint.protocol.session import Patience
+from rallypoint.protocol.verdict import NodeReport, explain
+from rallypoint.protocol.worker_plan import WorkerRanks
 from rallypoint.rendezvous.coordinated import CoordinatedHandler, Introduction
 from rallypoint.rendezvous.driver import Driver
 from rallypoint.rendezvous.handler import RendezvousInfo, RendezvousParameters, RendezvousStoreInfo
@@ -77,7 +77,7 @@ class DynamicRendezvous(CoordinatedHandler):
         return info
 
     def is_closed(self) -> bool:
-        return isinstance(self._state, session.JobOver) or any(isinstance(one, news.Ended) for one in self._untaken())
+        return isinstance(self._state, session.JobOver) or any(isinstance(one, session.Ended) for one in self._untaken())
 
     def set_closed(self) -> None:
         self._say(session.SayClosed("closed", f"{self.name} closed it"))
@@ -145,9 +145,8 @@ class DynamicRendezvous(CoordinatedHandler):
     def was_fenced(self, why: str) -> None:
         self._step(session.Expired())
 
-    def report_failure(self, failures: Mapping[int, WorkerFailure]) -> None:
-        told = NodeReport(self.name, 0, tuple(failures.values()), stopped=max(0, self._introduction.workers - len(failures)))
-        self._step(session.Failed(told))
+    def report_failure(self, report: NodeReport) -> None:
+        self._step(session.Failed(report.replace(node=self.name)))
 
     def report_done(self) -> None:
         self._step(session.Done())
@@ -160,14 +159,14 @@ class DynamicRendezvous(CoordinatedHandler):
             self._step(session.Leave(failure, ends_job, self._me()))
 
     def end_error(self) -> Exception | None:
-        return exit_reasons.error(self._state.closed) if isinstance(self._state, session.JobOver) else None
+        return _end_error(self._state.closed) if isinstance(self._state, session.JobOver) else None
 
     # What is decided, and done.
 
     def _me(self) -> session.Me:
         return session.Me(self.name, self._place.is_host, self._worker_store.is_serving)
 
-    def _untaken(self) -> tuple[news.Word, ...]:
+    def _untaken(self) -> tuple[session.Word, ...]:
         return self._driver.peek() if self._driver else ()
 
     def _step(self, seen: session.Observation) -> None:
@@ -175,7 +174,7 @@ class DynamicRendezvous(CoordinatedHandler):
         for action in actions:
             self._perform(action)
 
-    def _hear(self, word: news.Word, behind: tuple[news.Word, ...] = ()) -> tuple[session.Action, ...]:
+    def _hear(self, word: session.Word, behind: tuple[session.Word, ...] = ()) -> tuple[session.Action, ...]:
         """What followed from it, and was done; to take a seat is left to the caller."""
         self._state, actions = session.hear(self._state, word, behind)
         for action in actions:
@@ -184,9 +183,8 @@ class DynamicRendezvous(CoordinatedHandler):
 
     def _perform(self, action: session.Action) -> None:
         match action:
-            case session.EndWorkerStore():
-                self._worker_store.end_generation()
             case session.SayReady():
+                self._worker_store.end_generation()
                 self._start().ready(self._hold_port)
             case session.SayFailed() | session.SayDone() | session.SayDeparting() | session.SayClosed():
                 self._say(action)
@@ -205,7 +203,7 @@ class DynamicRendezvous(CoordinatedHandler):
         if self._driver is not None:
             self._driver.tell(lambda participant: session.say(saying, participant))
 
-    def _take_seat(self, seated: news.Seated) -> RendezvousInfo:
+    def _take_seat(self, seated: session.Seated) -> RendezvousInfo:
         self._untold.clear()  # it is of the last one
         seat, generation = seated.seat, seated.generation
         size = f"{many(seat.group_world_size, 'node')}, {many(seat.world_size, 'worker')}"
@@ -245,12 +243,21 @@ class DynamicRendezvous(CoordinatedHandler):
         """In the driver's thread, when it is known by which address the others reach us."""
         return self._worker_store.hold(self._address)
 
-    def _error(self, why: news.Ended | news.Refused | news.TimedOut | news.Lost) -> Exception:
-        return self._lost_error(why.error) if isinstance(why, news.Lost) else exit_reasons.for_who_waits(why, self.get_run_id())
+    def _error(self, why: session.Ended | session.Refused | session.TimedOut | session.Lost) -> Exception:
+        """What to raise for a node that waits for the next generation, which will not have it."""
+        match why:
+            case session.Ended(closed):
+                return _end_error(closed) or errors.RendezvousGracefulExitError("the job has finished without it")
+            case session.Refused(reason):
+                return errors.UsageError(f"this node may not join the job: {reason}")
+            case session.TimedOut(reason):
+                return errors.RendezvousTimeoutError(f"run {self.get_run_id()!r}: {reason}; see join_timeout in --rdzv-conf")
+            case session.Lost(error):
+                return self._lost_error(error)
 
     def _lost_error(self, error: Exception) -> Exception:
-        is_told = isinstance(error, RendezvousError) or is_hosts_fault(error)
-        return error if is_told else RendezvousConnectionError(str(error))
+        is_told = isinstance(error, errors.RendezvousError) or errors.is_hosts_fault(error)
+        return error if is_told else errors.RendezvousConnectionError(str(error))
 
     def _start(self) -> Driver:
         if self._driver is None:
@@ -283,3 +290,15 @@ class DynamicRendezvous(CoordinatedHandler):
         me = Identity(self.name, self._hint, self._address, lease)
         joining = make_joining(self._params, settings, self._introduction, me, self._terms)
         return engine, Participant(joining.replace(former=driver.former))
+
+
+def _end_error(closed: Closed) -> Exception | None:
+    """What to raise at the end of a run that the job has ended; nothing where it ended well."""
+    if closed.kind == "finished":
+        return None
+    if closed.kind != "failed":
+        return errors.RendezvousClosedError(f"the job has ended: {closed.why}")
+    verdict = closed.verdict
+    cause = verdict.cause if verdict else None
+    lines = explain(verdict) if verdict else []
+    return errors.JobFailedError(closed.why, lines, cause.exitcode if cause else None, cause.rank if cause else None)

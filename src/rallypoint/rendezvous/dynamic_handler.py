@@ -2,45 +2,50 @@
 
 It is the same rendezvous as on our own stores (`dynamic`), with the cell as its store. An agent of ours uses it as such. Any
 other caller finds torch's: `is_closed`, `set_closed` and `num_nodes_waiting` ask the back end, and raise what it raises; whoever
-calls `next_rendezvous` while its generation runs makes all others come back too; and `shutdown` closes the job.
-
-What torch's dynamic rendezvous is made from: a back end, which is one cell of bytes with a version, and its settings.
-
-Names, defaults and refusals are torch's, so that back ends and programs written for it fit.
+calls `next_rendezvous` while its generation runs makes all others come back too; and `shutdown` closes the job. Names, defaults
+and refusals are torch's, so that back ends and programs written for it fit.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from itertools import count
 
 from rallypoint import events
 from rallypoint.base import defaults, environment, report
+from rallypoint.base.environment import torch_distributed
 from rallypoint.base.records import Value
 from rallypoint.coordination.cell.engine import CellCoordination
 from rallypoint.coordination.engine import Coordination, CoordinationError
 from rallypoint.coordination.model import Compare, Put, Snapshot, Transaction
 from rallypoint.errors import RendezvousClosedError, RendezvousConnectionError, RendezvousError
 from rallypoint.events import NodeState
+from rallypoint.net.endpoint import get_local_address
 from rallypoint.protocol import agent_machine, session
 from rallypoint.protocol import job_records as job
-from rallypoint.rendezvous.cell import CellPlace
+from rallypoint.protocol.verdict import NodeReport
 from rallypoint.rendezvous.coordinated import Introduction
 from rallypoint.rendezvous.dynamic import LEAVE_TIMEOUT_S, DynamicRendezvous
 from rallypoint.rendezvous.handler import RendezvousInfo, RendezvousParameters
-from rallypoint.rendezvous.joining import cell_terms
+from rallypoint.rendezvous.joining import terms_of
+from rallypoint.rendezvous.place import Place, clear_if_over
 from rallypoint.rendezvous.settings import Settings, read_settings
 from rallypoint.rendezvous.worker_store import WorkerStore, settings_for_worker_store
+from rallypoint.store.prefix_store import PrefixStore
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, ClassVar, TypeVar
 
     from typing_extensions import Self
+
+    from rallypoint.coordination.cell.engine import Backend
 
     T = TypeVar("T")
 
@@ -137,6 +142,67 @@ class RendezvousSettings(Value):
     keep_alive_max_attempt: int
 
 
+# --- cell place ------------------------------------------------------------------------------------------------------------
+
+
+CONNECT_S = 10.0
+CLEAR_S = 5.0
+NODES_PER_KEEPALIVE_SECOND = 20  # each writes all that there is, and only one at a time can
+
+
+class CellPlace(Place):
+    """A job's place in a back end that somebody else has written. `store` is what the nodes share beside its cell."""
+
+    def __init__(self, backend: Backend, backend_name: str, run_id: str, store: Any) -> None:
+        super().__init__(f"the back end {backend_name!r}", CONNECT_S)
+        self._backend = backend
+        self._run_id = run_id
+        self._shared = store
+
+    def connect(
+        self, lease_s: float, timeout_s: float, refusal_timeout_s: float, pause: Callable[[float], bool]
+    ) -> tuple[Coordination, int] | None:
+        """A back end that cannot be reached at first is not waited for: whoever made it has waited."""
+        if self._identity:
+            return super().connect(lease_s, timeout_s, refusal_timeout_s, pause)
+        return self._try_once(lease_s, time.monotonic())
+
+    def open_store(self, generation: job.Generation) -> Any:
+        return _part_of(self._shared, f"torch.rendezvous.{self._run_id}.{generation.number}.{generation.attempt}")
+
+    def _new_engine(self) -> Coordination:
+        return CellCoordination(self._backend)
+
+    def _open(self, engine: Coordination, deadline: float) -> None:
+        assert isinstance(engine, CellCoordination)
+        engine.connect(max(deadline, time.monotonic() + CONNECT_S))
+        if not self._identity:
+            _clear_if_over(engine)
+
+    def advertised_address(self, engine: Coordination) -> str:
+        return get_local_address()
+
+    def close(self, close_timeout_s: float) -> None:
+        """The last one to leave takes the job's keys along, unless it was closed for good."""
+        if self._identity and self._engine is not None and self._engine.connection().unreachable_since is None:
+            engine = self._new_engine()
+            with suppress(CoordinationError):  # what is left is cleared when the job begins anew
+                _clear_if_over(engine)
+            engine.close()
+
+
+def _clear_if_over(engine: Coordination) -> None:
+    """Nobody comes back, as the fence is as long as the lease. A job that somebody has closed stays closed, as torch's do."""
+    clear_if_over(engine, math.inf, but_closed=True, within_s=CLEAR_S)
+
+
+def _part_of(store: Any, prefix: str) -> Any:
+    """A part of the store, of the same family: torch's own code takes only torch's stores."""
+    torch = torch_distributed()
+    is_torchs = torch is not None and isinstance(store, torch.Store)
+    return torch.PrefixStore(prefix, store) if torch is not None and is_torchs else PrefixStore(prefix, store)
+
+
 # --- dynamic handler -------------------------------------------------------------------------------------------------------
 
 
@@ -165,7 +231,7 @@ class DynamicRendezvousHandler(DynamicRendezvous):
             RendezvousParameters(backend_name, "", settings.run_id, settings.min_nodes, settings.max_nodes, node),
             own,
             CellPlace(state_holder, backend_name, settings.run_id, store),
-            cell_terms(own, settings.max_nodes),
+            terms_of(own, settings.max_nodes, NODES_PER_KEEPALIVE_SECOND),
             WorkerStore(settings_for_worker_store(own, environment.own)),
         )
         self._introduction = self._introduction.replace(max_restarts=UNCOUNTED)
@@ -222,7 +288,7 @@ class DynamicRendezvousHandler(DynamicRendezvous):
         if isinstance(seen, agent_machine.JobEnded):
             raise RendezvousClosedError(f"the job has ended: {seen.why}")
         if seen is None:
-            self.report_failure({})
+            self.report_failure(NodeReport(stopped=self._introduction.workers))
 
     def is_closed(self) -> bool:
         if isinstance(self._state, session.JobOver):

@@ -1,14 +1,19 @@
-"""The elastic rendezvous on the embedded store: from parameters, checked, to a handler. Nothing is opened yet.
-
-Where the nodes of a job meet: the embedded store at the endpoint, which one of them hosts.
+"""Several nodes that meet in the embedded store at the endpoint, which one of them hosts: the elastic and the static rendezvous.
 
 Whoever can bind the endpoint's address is the host, unless ``is_host`` says otherwise; all others, and whoever comes second on
 the host's own machine, are its clients. Who is a client tries until its time is over: hosts start late, names resolve late.
+
+With static ranks all else is as in the elastic one, but the agent of rank 0 listens at the master address and port, and nowhere
+else. What comes there is told apart by its first bytes: agents, who meet in the coordination store behind it, and workers, who
+look for their own. A node may be started anew with its rank; the number of nodes never changes.
 """
 
 from __future__ import annotations
 
+import select
+import threading
 import time
+from collections import deque
 from collections.abc import Callable
 
 from rallypoint.base import defaults, environment, report
@@ -30,11 +35,11 @@ from rallypoint.net.endpoint import (
 from rallypoint.processes.context import wait_readable
 from rallypoint.rendezvous.dynamic import DynamicRendezvous
 from rallypoint.rendezvous.handler import RendezvousHandler, RendezvousParameters
-from rallypoint.rendezvous.joining import embedded_terms
+from rallypoint.rendezvous.joining import NODES_PER_KEEPALIVE_SECOND, terms_of
 from rallypoint.rendezvous.place import Place
-from rallypoint.rendezvous.secret import load_secret
-from rallypoint.rendezvous.settings import Settings, announce, check_node_unit, node_count, read_settings
-from rallypoint.rendezvous.worker_store import WorkerStore, settings_for_worker_store
+from rallypoint.rendezvous.settings import Settings, announce, check_node_unit, load_secret, node_count, read_settings
+from rallypoint.rendezvous.worker_store import WorkerStore, WorkerStoreSettings, settings_for_worker_store
+from rallypoint.store.tcp_server import TcpStoreServer
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -42,14 +47,12 @@ if TYPE_CHECKING:
 
     from rallypoint.net.endpoint import Address
 
-__all__ = ["Endpoint", "MeetingPlace", "create_handler"]
-
-
-# --- meeting place ---------------------------------------------------------------------------------------------------------
-
+__all__ = ["Endpoint", "MeetingPlace", "SharedDoor", "create_handler", "create_static_handler"]
 
 FILES_PER_NODE = 2  # a node's own connection, and one for the store that members share
 QUIET_LINGER_S = 2.0
+MOST_WAITING = 16_384
+LONGEST_WAIT_S = 60.0  # workers are started when there is a generation, so rank 0 has its seat soon
 
 
 class Endpoint(Value):
@@ -63,6 +66,8 @@ class Endpoint(Value):
 class MeetingPlace(Place):
     """The embedded store, which this node may be the host of."""
 
+    _goes_on = True
+
     def __init__(
         self,
         endpoint: Endpoint,
@@ -73,7 +78,7 @@ class MeetingPlace(Place):
         take_in_worker: Callable[[socket.socket, str], None] | None = None,
     ) -> None:
         """With `take_in_worker`, workers may come to the same address; it gets their connections."""
-        super().__init__(str(endpoint))
+        super().__init__(str(endpoint), settings.store_timeout_s)
         self.endpoint = endpoint
         self._take_in_worker = take_in_worker
         self.server: CoordinationServer | None = None
@@ -88,10 +93,6 @@ class MeetingPlace(Place):
         if self.server is None and not self._identity and self._settings.is_host is not False:
             self._try_to_host(slice_ends)
         return super()._try_once(lease_s, slice_ends)
-
-    @property
-    def _goes_on(self) -> bool:
-        return True
 
     def _stop_trying(self) -> None:
         super()._stop_trying()
@@ -108,10 +109,6 @@ class MeetingPlace(Place):
     def _open(self, engine: Coordination, deadline: float) -> None:
         assert isinstance(engine, EmbeddedCoordination)
         engine.connect(deadline)
-
-    @property
-    def _connect_timeout_s(self) -> float:
-        return self._settings.store_timeout_s
 
     def _new_engine(self) -> EmbeddedCoordination:
         host = self.server_address() or self.endpoint.host
@@ -185,7 +182,7 @@ class MeetingPlace(Place):
 
     def advertised_address(self, engine: Coordination) -> str:
         if not self._is_everywhere:
-            return engine.local_address()
+            return super().advertised_address(engine)
         own = address_of_default_route() if self._is_name_of_loopback else LOOPBACK
         return self.endpoint.host if own == LOOPBACK else own
 
@@ -200,10 +197,75 @@ class MeetingPlace(Place):
         server.stop(0.0)
 
 
-# --- embedded --------------------------------------------------------------------------------------------------------------
+class SharedDoor(WorkerStore):
+    """The workers' store behind the listener at which the agents meet, which is always there.
+
+    A worker may come before the agent of rank 0 has its seat: it waits until there is a store. Whoever comes when a generation is
+    over waits for the next one's; its workers are gone by then.
+    """
+
+    def __init__(self, settings: WorkerStoreSettings, endpoint: Endpoint) -> None:
+        super().__init__(settings)
+        self._endpoint = endpoint
+        self._limit_bytes = settings.limit_bytes
+        self._lock = threading.Lock()
+        self._waiting: deque[tuple[socket.socket, str, float]] = deque()  # with the time when it came
+        self._is_closed = False
+
+    def address_for(self, own_address: str) -> str:
+        return self._endpoint.host
+
+    def hold(self, address: str, port: int | None = None) -> int:
+        return self._endpoint.port
+
+    def serve(self) -> None:
+        server = TcpStoreServer([], self._limit_bytes)
+        server.start()
+        with self._lock:
+            self._server = server
+            while self._waiting:
+                sock, peer, _ = self._waiting.popleft()
+                if _has_gone(sock):  # a worker of the last generation, or whoever: what it has said is not for this store
+                    sock.close()
+                else:
+                    server.adopt(sock, peer)
+
+    def take_in(self, sock: socket.socket, peer: str) -> None:
+        """A worker has come; called by the thread that serves the agents."""
+        now = time.monotonic()
+        with self._lock:
+            while self._waiting and self._waiting[0][2] < now - LONGEST_WAIT_S:
+                self._waiting.popleft()[0].close()
+            if self._server is not None:
+                self._server.adopt(sock, peer)
+            elif len(self._waiting) < MOST_WAITING and not self._is_closed:
+                self._waiting.append((sock, peer, now))
+            else:
+                sock.close()
+
+    def end_generation(self) -> None:
+        with self._lock:
+            server, self._server = self._server, None
+        if server is not None:
+            server.close()
+
+    def close(self) -> None:
+        self.end_generation()
+        with self._lock:
+            self._is_closed = True
+            while self._waiting:
+                self._waiting.popleft()[0].close()
+
+
+def _has_gone(sock: socket.socket) -> bool:
+    """Whether the other side has ended the connection, whatever it had said before."""
+    poll = select.poll()
+    poll.register(sock, select.POLLRDHUP)
+    return bool(poll.poll(0))
 
 
 def create_handler(params: RendezvousParameters) -> RendezvousHandler:
+    """The elastic one, from parameters, checked. Nothing is opened yet."""
     host, port = parse_rendezvous_endpoint(params.endpoint, defaults.ELASTIC_PORT)
     if port == 0:
         raise UsageError(f"the endpoint {params.endpoint!r} has port 0; nodes that are to meet need one that all of them know")
@@ -217,5 +279,38 @@ def create_handler(params: RendezvousParameters) -> RendezvousHandler:
         )
     secret = load_secret(settings, environment.own)
     place = MeetingPlace(Endpoint(host, port), params.run_id, params.max_nodes, secret, settings)
-    terms = embedded_terms(settings, params.max_nodes)
+    terms = terms_of(settings, params.max_nodes, NODES_PER_KEEPALIVE_SECOND)
     return DynamicRendezvous(params, settings, place, terms, WorkerStore(settings_for_worker_store(settings, environment.own)))
+
+
+def create_static_handler(params: RendezvousParameters, endpoint: Endpoint, rank: int, timeout_s: int) -> RendezvousHandler:
+    """The static one for node `rank`; the others wait `timeout_s` for whoever is missing."""
+    if endpoint.port == 0:
+        raise UsageError("--master-port is 0: nodes that are to meet need a port that all of them know")
+    settings = _static_settings(params, rank, timeout_s)
+    check_node_unit(settings, params.max_nodes, params.max_nodes)
+    if settings.worker_store == defaults.WORKER_STORE_RANK0 or settings.worker_store_port != defaults.WORKER_STORE_PORTS:
+        raise UsageError(
+            f"static rendezvous of {params.max_nodes} nodes: agents and workers meet at the master port, so that"
+            " --worker-store and --worker-store-port have no meaning; leave them out, or use --rdzv-backend c10d"
+        )
+    door = SharedDoor(WorkerStoreSettings(limit_bytes=settings.worker_store_memory), endpoint)
+    announce(f"static rendezvous at {endpoint}: {params.max_nodes} nodes", settings, but="worker_store_port")
+    secret = load_secret(settings, environment.own)
+    place = MeetingPlace(endpoint, params.run_id, params.max_nodes, secret, settings, door.take_in)
+    fixed = RendezvousParameters(
+        params.backend, params.endpoint, params.run_id, params.max_nodes, params.max_nodes, params.local_addr, **params.config
+    )
+    terms = terms_of(settings, params.max_nodes, NODES_PER_KEEPALIVE_SECOND)
+    return DynamicRendezvous(fixed, settings, place, terms, door)
+
+
+def _static_settings(params: RendezvousParameters, rank: int, timeout_s: int) -> Settings:
+    """What the user has set, and what follows from the rank; torchrun's timeout is that of joining."""
+    config = {key: value for key, value in params.config.items() if key != "rank"}
+    settings = read_settings(config, environment.own)
+    settings = settings.replace(node_rank=rank, is_host=rank == 0)
+    if settings.is_given("join_timeout"):
+        return settings
+    given = () if timeout_s == defaults.RDZV_TIMEOUT_S else (("join_timeout", "timeout"),)
+    return settings.replace(join_timeout_s=float(timeout_s), sources=(*settings.sources, *given))

@@ -1,41 +1,157 @@
 """The elastic rendezvous on an etcd v3 cluster: any node of the job may die, and none of them hosts anything.
 
-A job's place in an etcd cluster: a prefix, which is empty before its first node comes and after its last one has gone.
+A job's place in the cluster is a prefix, which is empty before its first node comes and after its last one has gone. The settings
+that only this back end has say how to come at the cluster; names that torchrun's back end knows are kept.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from math import inf
 
 from rallypoint.base import defaults, environment, report
+from rallypoint.base.records import Value, field
 from rallypoint.coordination.engine import Coordination, CoordinationError, UnreachableError
 from rallypoint.coordination.etcd.engine import EtcdCoordination
 from rallypoint.coordination.etcd.gateway import EtcdAccess
 from rallypoint.coordination.model import Event, Item, Transaction
 from rallypoint.errors import UsageError
-from rallypoint.protocol.stale_job import MayReturn, clearing
+from rallypoint.net.endpoint import parse_rendezvous_endpoint
+from rallypoint.protocol.generation import MayReturn, clearing
 from rallypoint.rendezvous.dynamic import DynamicRendezvous
-from rallypoint.rendezvous.etcd_settings import read_etcd_settings
 from rallypoint.rendezvous.handler import RendezvousHandler, RendezvousParameters
-from rallypoint.rendezvous.joining import Terms, etcd_terms
-from rallypoint.rendezvous.place import Place
-from rallypoint.rendezvous.secret import load_secret
-from rallypoint.rendezvous.settings import Settings, announce, check_node_unit, node_count, read_settings
+from rallypoint.rendezvous.joining import Terms, terms_of
+from rallypoint.rendezvous.place import CLEAR_S, Place, clear_if_over
+from rallypoint.rendezvous.settings import (
+    Setting,
+    Settings,
+    announce,
+    check_node_unit,
+    converted,
+    load_secret,
+    node_count,
+    read_settings,
+    shown,
+)
 from rallypoint.rendezvous.worker_store import WorkerStore, settings_for_worker_store
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any, Literal
+
     from rallypoint.rendezvous.etcd_bootstrap import Bootstrap
 
-__all__ = ["EtcdPlace", "create_handler", "handler_parts"]
+__all__ = [
+    "ETCD_SETTINGS", "EtcdPlace", "EtcdSettings", "create_handler", "handler_parts", "markdown", "parse_endpoints",
+    "read_etcd_settings",
+]  # fmt: skip
+
+
+# --- settings --------------------------------------------------------------------------------------------------------------
+
+
+_PASSWORD_BYTES = 4096
+
+# A table is read by its rows.
+# fmt: off
+ETCD_SETTINGS: tuple[Setting, ...] = (
+    Setting("protocol", "protocol", "http or https."),
+    Setting("cacert", "path", "CA file that the members' certificates must be signed by.", other_name="ca_cert"),
+    Setting("cert", "path", "This node's certificate file, if the cluster requires one.", other_name="ssl_cert"),
+    Setting("key", "path", "Key file for that certificate.", other_name="ssl_cert_key"),
+    Setting("user", "text", "User name, if the cluster requires one."),
+    Setting("password_file", "path", "File with that user's password."),
+    Setting("prefix", "text", "Key prefix for all jobs; each job is under its ID.", other_name="etcd_prefix"),
+    Setting("read_timeout", "seconds", "Time limit for one answer."),
+    Setting("fence", "seconds",
+            "How long the workers of a node that has lost the cluster keep running before they are killed, and how long the"
+            " other nodes wait before they replace it."),
+    Setting("bootstrap", "truth", "Start a cluster member on each host in the endpoint."),
+)
+# fmt: on
+
+
+class EtcdSettings(Value):
+    """What the back end was told. `others` is left for the settings that all elastic back ends have."""
+
+    protocol: Literal["http", "https"] = "http"
+    cacert: str | None = None
+    cert: str | None = None
+    key: str | None = None
+    user: str | None = None
+    password_file: str | None = None
+    prefix: str = defaults.ETCD_PREFIX
+    read_timeout_s: float = 60.0
+    fence_s: float = defaults.ETCD_FENCE_S
+    bootstrap: bool = False
+    others: dict[str, Any] = field(factory=dict)
+
+    def access(self, endpoint: str) -> EtcdAccess:
+        """How to come at the cluster that is there."""
+        password = _password(self.user, self.password_file)
+        tls = self.cacert, self.cert, self.key
+        _check_tls(self.protocol, *tls)
+        return EtcdAccess(parse_endpoints(endpoint), self.protocol, *tls, self.user, password, self.read_timeout_s)
+
+
+def read_etcd_settings(config: Mapping[str, Any], environ: Mapping[str, str]) -> EtcdSettings:
+    """UsageError names the setting, its value and where that stands."""
+    names = {name for setting in ETCD_SETTINGS for name in (setting.key, setting.other_name)}
+    given = {setting.field: value for setting in ETCD_SETTINGS if (value := _value_of(setting, config, environ)) is not None}
+    return EtcdSettings(**given, others={name: value for name, value in config.items() if name not in names})
+
+
+def _value_of(setting: Setting, config: Mapping[str, Any], environ: Mapping[str, str]) -> Any:
+    variable = f"{defaults.ENV_SETTING_PREFIX}ETCD_{setting.key.upper()}"
+    sources = {f"--rdzv-conf: {name}": config.get(name) for name in (setting.key, setting.other_name)}
+    sources[variable] = environ.get(variable) or None
+    given = ((source, value) for source, value in sources.items() if value is not None)
+    return next((converted(setting.kind, value, source) for source, value in given), None)
+
+
+def markdown() -> str:
+    """The settings as a table for the documentation."""
+    rows = []
+    for one in ETCD_SETTINGS:
+        names = ", ".join(f"`{name}`" for name in (one.key, one.other_name) if name)
+        rows.append(f"| {names} | {shown(one.kind, one.default_in(EtcdSettings)) or '-'} | {one.help} |")
+    return "\n".join(["| setting | default | meaning |", "|---|---|---|", *rows])
+
+
+def parse_endpoints(endpoint: str) -> tuple[tuple[str, int], ...]:
+    """Every member of ``a:2379,b,c``; without a port it is etcd's usual one."""
+    names = [name for name in map(str.strip, endpoint.split(",")) if name]
+    if not names:
+        raise UsageError("the etcd back end needs an endpoint: --rdzv-endpoint host:2379, or several of them behind commas")
+    return tuple(parse_rendezvous_endpoint(name, defaults.ETCD_PORT) for name in names)
+
+
+def _password(user: str | None, path: str | None) -> str | None:
+    if user is None or path is None:
+        if user is not path:
+            raise UsageError("etcd: a user needs a password_file, and a password_file a user; one of them is not given")
+        return None
+    try:
+        with open(path, encoding="utf-8") as file:
+            return file.readline(_PASSWORD_BYTES).rstrip("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"password_file: {path} cannot be read: {error}") from None
+
+
+def _check_tls(protocol: str, ca_cert: str | None, cert: str | None, key: str | None) -> None:
+    files = [path for path in (ca_cert, cert, key) if path is not None]
+    if files and protocol != "https":
+        raise UsageError(f"etcd: {files[0]} is given, but protocol is http; add protocol=https")
+    if key is not None and cert is None:
+        raise UsageError("etcd: there is a key, and no certificate that it belongs to; give cert")
 
 
 # --- etcd place ------------------------------------------------------------------------------------------------------------
 
 
-CLEAR_S = 10.0
+NODES_PER_KEEPALIVE_SECOND = 200
 CONNECT_S = 5.0  # a cluster that has just lost its leader needs seconds to answer
 
 
@@ -45,11 +161,10 @@ class EtcdPlace(Place):
     def __init__(
         self, access: EtcdAccess, prefix: str, fence_s: float, settings: Settings, bootstrap: Bootstrap | None = None
     ) -> None:
-        super().__init__(", ".join(access.names()))
+        super().__init__(", ".join(access.names()), settings.store_timeout_s)
         self._access = access
         self._prefix = prefix
         self._fence_s = fence_s
-        self._settings = settings
         self._bootstrap = bootstrap
         self._is_cleared = False
         self._found: tuple[Item, ...] = ()  # what is left of a job that may have ended
@@ -58,10 +173,6 @@ class EtcdPlace(Place):
     @property
     def is_host(self) -> bool:
         return self._bootstrap is not None and self._bootstrap.is_whole_cluster
-
-    @property
-    def _connect_timeout_s(self) -> float:
-        return self._settings.store_timeout_s
 
     def _new_engine(self) -> Coordination:
         return TellingCoordination(self._access, self._prefix, fence_s=self._fence_s)
@@ -95,9 +206,6 @@ class EtcdPlace(Place):
             self._bootstrap.start()
             self._bootstrap.check()
         return super()._try_once(lease_s, slice_ends)
-
-    def advertised_address(self, engine: Coordination) -> str:
-        return engine.local_address()
 
     def close(self, close_timeout_s: float) -> None:
         """The last one to leave takes the job's keys along, or the cluster, if that is the job's own."""
@@ -148,13 +256,6 @@ class TellingCoordination(EtcdCoordination):
             self._away_since = None
 
 
-def clear_if_over(engine: Coordination) -> None:
-    """Delete what is left of a job of which no node is alive."""
-    transaction = clearing(engine.read("", time.monotonic() + CLEAR_S))
-    if isinstance(transaction, Transaction):
-        engine.transact(transaction, time.monotonic() + CLEAR_S)
-
-
 # --- etcd ------------------------------------------------------------------------------------------------------------------
 
 
@@ -166,19 +267,20 @@ def create_handler(params: RendezvousParameters) -> RendezvousHandler:
 def handler_parts(params: RendezvousParameters) -> tuple[RendezvousParameters, Settings, Place, Terms, WorkerStore]:
     """What such a handler is made of."""
     _check_run_id(params.run_id)
-    cluster = read_etcd_settings(params.endpoint, params.config, environment.own)
+    cluster = read_etcd_settings(params.config, environment.own)
+    access = cluster.access(params.endpoint)
     settings = read_settings(cluster.others, environment.own)
     check_node_unit(settings, params.min_nodes, params.max_nodes)
     if params.backend == defaults.BACKEND_ETCD_V2:
         report.info(f"the back end {params.backend} speaks etcd's v3 API, as {defaults.BACKEND_ETCD} does: v2 is gone from etcd")
     if load_secret(settings, environment.own) is not None:
         report.warn("the job's secret has no effect on etcd: who may join is up to the cluster's users and certificates")
-    where = ", ".join(cluster.access.names())
+    where = ", ".join(access.names())
     size = node_count(params.min_nodes, params.max_nodes)
     announce(f"rendezvous in etcd at {where}: {size}, fence {cluster.fence_s:g} s", settings)
-    bootstrap = _bootstrap(cluster.access, params.run_id) if cluster.bootstrap else None
-    place = EtcdPlace(cluster.access, f"{cluster.prefix}/{params.run_id}/", cluster.fence_s, settings, bootstrap)
-    terms = etcd_terms(settings, params.max_nodes, cluster.fence_s)
+    bootstrap = _bootstrap(access, params.run_id) if cluster.bootstrap else None
+    place = EtcdPlace(access, f"{cluster.prefix}/{params.run_id}/", cluster.fence_s, settings, bootstrap)
+    terms = terms_of(settings, params.max_nodes, NODES_PER_KEEPALIVE_SECOND, cluster.fence_s)
     return params, settings, place, terms, WorkerStore(settings_for_worker_store(settings, environment.own))
 
 

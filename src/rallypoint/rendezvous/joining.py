@@ -1,7 +1,5 @@
 """What a node brings to a job: who it is, and what its settings mean for the protocol.
 
-Which rank a node would like to have, and the name under which it is known again when its agent is started anew.
-
 A rank that the user gives is an order: no second node may hold it. One that is found in the variables of Slurm or Kubernetes is
 a wish: the job follows it where it can.
 """
@@ -22,15 +20,14 @@ from rallypoint.rendezvous.handler import RendezvousParameters
 from rallypoint.rendezvous.settings import Settings, agreed, mismatch
 
 __all__ = [
+    "NODES_PER_KEEPALIVE_SECOND",
     "Identity",
     "RankHint",
     "Terms",
-    "cell_terms",
-    "embedded_terms",
-    "etcd_terms",
     "find_rank_hint",
     "make_joining",
     "stable_name",
+    "terms_of",
 ]
 
 
@@ -80,9 +77,7 @@ def _number(text: str) -> int | None:
 # --- joining ---------------------------------------------------------------------------------------------------------------
 
 
-NODES_PER_KEEPALIVE_SECOND = 1000
-NODES_PER_ETCD_KEEPALIVE_SECOND = 200
-NODES_PER_CELL_KEEPALIVE_SECOND = 20  # each writes all that there is, and only one at a time can
+NODES_PER_KEEPALIVE_SECOND = 1000  # of the embedded store
 
 
 class Identity(Value):
@@ -105,27 +100,14 @@ class Terms(Value):
         return store_timeout_s if self.fence_s <= self.lease_s else max(store_timeout_s, self.fence_s + self.lease_s)
 
 
-def embedded_terms(settings: Settings, max_nodes: int) -> Terms:
-    """On the embedded store a node that is not heard of for one lease is dead."""
-    lease_s = _lease_s(settings, max_nodes / NODES_PER_KEEPALIVE_SECOND)
-    return Terms(lease_s, lease_s)
+def terms_of(settings: Settings, max_nodes: int, nodes_per_s: int, fence_s: float = 0.0) -> Terms:
+    """Many nodes speak less often, so that a store that can hear so many in a second is not kept busy by keepalives alone.
 
-
-def etcd_terms(settings: Settings, max_nodes: int, fence_s: float) -> Terms:
-    """A cluster is away for seconds when its leader dies, and workers need not die of that: the fence is longer than a lease."""
-    lease_s = _lease_s(settings, max_nodes / NODES_PER_ETCD_KEEPALIVE_SECOND)
+    Without a fence that is longer than a lease, a node that is not heard of for one lease is dead. A cluster of etcd is away for
+    seconds when its leader dies, and workers need not die of that.
+    """
+    lease_s = max(settings.keep_alive_interval_s, max_nodes / nodes_per_s) * settings.keep_alive_max_attempt
     return Terms(lease_s, max(fence_s, lease_s))
-
-
-def cell_terms(settings: Settings, max_nodes: int) -> Terms:
-    """In a cell, too, a node that is not heard of for one lease is dead."""
-    lease_s = _lease_s(settings, max_nodes / NODES_PER_CELL_KEEPALIVE_SECOND)
-    return Terms(lease_s, lease_s)
-
-
-def _lease_s(settings: Settings, least_interval_s: float) -> float:
-    """Many nodes speak less often, so that the store is not kept busy by keepalives alone."""
-    return max(settings.keep_alive_interval_s, least_interval_s) * settings.keep_alive_max_attempt
 
 
 def make_joining(
@@ -141,13 +123,7 @@ def make_joining(
         terms.fence_s,
         me.name,
     )
-    record = _record(introduction, me)
-    policy = _policy(params, settings, introduction, terms)
-    return Joining(os.urandom(8).hex(), me.lease, record, shared, mismatch, policy, _restarts(settings, introduction))
-
-
-def _record(introduction: Introduction, me: Identity) -> job.NodeRecord:
-    return job.NodeRecord(
+    record = job.NodeRecord(
         name=me.name,
         address=me.address,
         port=0,
@@ -157,10 +133,7 @@ def _record(introduction: Introduction, me: Identity) -> job.NodeRecord:
         rank_hint=me.hint.rank if me.hint else -1,
         hint_is_explicit=me.hint.is_explicit if me.hint else False,
     )
-
-
-def _policy(params: RendezvousParameters, settings: Settings, introduction: Introduction, terms: Terms) -> Policy:
-    return Policy(
+    policy = Policy(
         min_nodes=params.min_nodes,
         max_nodes=params.max_nodes,
         node_unit=settings.node_unit,
@@ -171,10 +144,7 @@ def _policy(params: RendezvousParameters, settings: Settings, introduction: Intr
         after_expiry_s=terms.fence_s - terms.lease_s,
         ready_timeout_s=introduction.shutdown_timeout_s + READY_MARGIN_S,
     )
-
-
-def _restarts(settings: Settings, introduction: Introduction) -> RestartPolicy:
-    return RestartPolicy(
+    restarts = RestartPolicy(
         max_restarts=introduction.max_restarts,
         no_retry_exit_codes=settings.no_retry_exit_codes,
         backoff_s=settings.restart_backoff_s,
@@ -182,3 +152,4 @@ def _restarts(settings: Settings, introduction: Introduction) -> RestartPolicy:
         window_s=settings.restart_window_s,
         max_membership_changes=settings.max_membership_changes,
     )
+    return Joining(os.urandom(8).hex(), me.lease, record, shared, mismatch, policy, restarts)

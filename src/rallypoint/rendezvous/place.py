@@ -14,26 +14,32 @@ from collections.abc import Callable
 from rallypoint.base import report
 from rallypoint.coordination import fence
 from rallypoint.coordination.engine import Coordination, StoreGoneError, UnreachableError
+from rallypoint.coordination.model import Transaction
 from rallypoint.coordination.shared_store import SharedStore
 from rallypoint.protocol import job_records as job
+from rallypoint.protocol.generation import clearing
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-__all__ = ["SLICE_S", "Place"]
+__all__ = ["CLEAR_S", "SLICE_S", "Place", "clear_if_over"]
 
 SLICE_S = 0.5  # after each we look whether we are still wanted
 HINT_S = 1.5
 PROGRESS_INTERVAL_S = 10.0
 GRANT_S = 10.0  # for round trips of seconds
+CLEAR_S = 10.0
 
 
 class Place(ABC):
     """The coordination store of one job, as one node finds it; `name` says where it is."""
 
-    def __init__(self, name: str) -> None:
+    _goes_on = False  # whether an engine that was not welcomed in one slice may be in the next
+
+    def __init__(self, name: str, connect_timeout_s: float) -> None:
         self._name = name
+        self._connect_timeout_s = connect_timeout_s  # for the store that members share
         self._identity = ""
         self._engine: Coordination | None = None  # the latest, which knows how the last session ended
         self._unfinished: Coordination | None = None  # the same, while it is not connected yet
@@ -102,11 +108,6 @@ class Place(ABC):
             engine.close()
             raise
 
-    @property
-    def _goes_on(self) -> bool:
-        """Whether an engine that was not welcomed in one slice may be in the next."""
-        return False
-
     def _stop_trying(self) -> None:
         engine, self._unfinished = self._unfinished, None
         if engine is not None:
@@ -143,11 +144,6 @@ class Place(ABC):
         if store is not None:
             store.close()
 
-    @property
-    @abstractmethod
-    def _connect_timeout_s(self) -> float:
-        """How long such a connection is tried for."""
-
     @abstractmethod
     def _new_engine(self) -> Coordination:
         """A client that is not connected yet."""
@@ -157,14 +153,25 @@ class Place(ABC):
         """Connect it."""
 
     @property
-    @abstractmethod
     def is_host(self) -> bool:
         """Whether the store ends with this node."""
+        return False
 
-    @abstractmethod
     def advertised_address(self, engine: Coordination) -> str:
         """The address of this node that its peers have reached, or can reach."""
+        return engine.local_address()
 
     @abstractmethod
     def close(self, close_timeout_s: float) -> None:
         """This node has left; a host stays until the others have gone, or for its time."""
+
+
+def clear_if_over(
+    engine: Coordination, silent_s: float = 0.0, but_closed: bool = False, within_s: float = CLEAR_S
+) -> None:
+    """Delete what is left of a job of which no node is alive; with `but_closed` one that somebody has closed stays closed."""
+    left = engine.read("", time.monotonic() + within_s)
+    ends = (job.decode(job.Closed, item.value).kind for item in left.items if item.key == job.CLOSED)
+    transaction = clearing(left, silent_s)
+    if isinstance(transaction, Transaction) and not (but_closed and "closed" in ends):
+        engine.transact(transaction, time.monotonic() + within_s)

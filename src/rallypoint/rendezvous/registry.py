@@ -24,17 +24,17 @@ __all__ = ["check_backend", "get_rendezvous_handler"]
 
 
 def _create_static(params: RendezvousParameters) -> RendezvousHandler:
-    from rallypoint.rendezvous import static
+    from rallypoint.rendezvous import one_node
 
-    return static.create_rdzv_handler(params)
+    return one_node.create_rdzv_handler(params)
 
 
 def _create_c10d(params: RendezvousParameters) -> RendezvousHandler:
     """A job that can never have more than one node needs no store and no port."""
     if params.max_nodes == 1:
-        from rallypoint.rendezvous import local
+        from rallypoint.rendezvous import one_node
 
-        return local.create_handler(params)
+        return one_node.create_handler(params)
     from rallypoint.rendezvous import embedded
 
     return embedded.create_handler(params)

@@ -4,18 +4,18 @@ A setting is given in ``--rdzv-conf`` (``rdzv_configs`` in a program), else in t
 capitals, else in a file of lines ``key = value`` that ``conf_file`` or ``RALLYPOINT_CONF`` names, else it has its default. A few
 have a flag of their own, which fills ``--rdzv-conf``.
 
-Every setting of the elastic rendezvous, once: its name, what it may be, and what it means. Its default stands in `Settings`.
+The table of settings is read by the parser, by the line that is printed at the start of a job, and by the documentation; a
+default stands in `Settings`.
 
-The table is read by the parser, by the line that is printed at the start of a job, and by the documentation.
-
-What the value of a setting may be, by its kind: from text, or what a program gives, to a checked value, and back to words.
-
-Whether a node was told the same as the job that it wants to join, and the sentence for one that was not.
+The job's secret, which every node of a job knows and nobody else does, so that no stranger can join it or read it, comes from a
+file (``secret_file``) or from the variable ``RALLYPOINT_SECRET``, which workers do not inherit.
 """
 
 from __future__ import annotations
 
+import os
 import re
+import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from os import PathLike
 
@@ -29,22 +29,9 @@ if TYPE_CHECKING:
     from typing import Any, Literal
 
     Kind = Literal[
-        "seconds",
-        "seconds_or_0",
-        "count",
-        "rank",
-        "truth",
-        "path",
-        "codes",
-        "limit",
-        "store",
-        "number",
-        "worker_store",
-        "ports",
-        "size",
-        "protocol",
-        "text",
-    ]
+        "seconds", "seconds_or_0", "count", "rank", "truth", "path", "codes", "limit", "store", "number", "worker_store", "ports",
+        "size", "protocol", "text",
+    ]  # fmt: skip
 
 __all__ = [
     "BY_KEY",
@@ -57,6 +44,7 @@ __all__ = [
     "check_node_unit",
     "converted",
     "describe",
+    "load_secret",
     "markdown",
     "mismatch",
     "node_count",
@@ -146,16 +134,11 @@ def _codes(value: Any) -> tuple[int, ...]:
     return tuple(sorted(codes))
 
 
-def _store(value: Any) -> str:
-    if value != "tcp":
-        raise ValueError
-    return "tcp"
+def _one_of(*words: str) -> Callable[[Any], str]:
+    def choose(value: Any) -> str:
+        return words[words.index(value)]  # ValueError if it is none of them
 
-
-def _worker_store(value: Any) -> str:
-    if value not in (defaults.WORKER_STORE, defaults.WORKER_STORE_RANK0):
-        raise ValueError
-    return str(value)
+    return choose
 
 
 def _ports(value: Any) -> tuple[int, int]:
@@ -171,18 +154,13 @@ def _size(value: Any) -> int:
     return _whole(parse_size(value) if isinstance(value, str) else value, 1, _MOST_BYTES)
 
 
-def _protocol(value: Any) -> str:
-    if value not in ("http", "https"):
-        raise ValueError
-    return str(value)
-
-
 def _text(value: Any) -> str:
     if not isinstance(value, str) or not value or not value.isprintable():
         raise ValueError
     return value
 
 
+_WORKER_STORES = (defaults.WORKER_STORE, defaults.WORKER_STORE_RANK0)
 _A_TIME = f"a number of seconds of at most {_MOST_S} (24 days)"
 CONVERTERS: dict[Kind, tuple[Callable[[Any], Any], str]] = {
     "seconds": (_seconds, f"{_A_TIME}, more than 0"),
@@ -194,14 +172,14 @@ CONVERTERS: dict[Kind, tuple[Callable[[Any], Any], str]] = {
     "path": (_path, "the path of a file"),
     "codes": (_codes, "exit codes as in 2+64, 1 to 255 each, or -n for signal n"),
     "store": (
-        _store,
+        _one_of("tcp"),
         "tcp (file, a shared folder, can hold no lease and tell no change, so that a dead node would never be noticed: use c10d,"
         " which is over TCP, or etcd)",
     ),
     "number": (_number, "a number"),
-    "worker_store": (_worker_store, f"{defaults.WORKER_STORE} or {defaults.WORKER_STORE_RANK0}"),
+    "worker_store": (_one_of(*_WORKER_STORES), " or ".join(_WORKER_STORES)),
     "ports": (_ports, f"a port from 0 to {_MOST_PORT}, or the first and the last of several, as in 29600-29700"),
-    "protocol": (_protocol, "http or https"),
+    "protocol": (_one_of("http", "https"), "http or https"),
     "text": (_text, "a text"),
     "size": (_size, "a number of bytes, as in 500M or 2G"),
 }
@@ -221,22 +199,24 @@ def converted(kind: Kind, value: object, named: str) -> Any:
 
 
 class Setting(Value):
-    """One setting. `flag` is the flag of ``rallyrun`` that gives it too; what is not `used` is accepted for torchrun's sake."""
+    """One setting. `flag` is the flag of ``rallyrun`` that gives it too, `other_name` what torchrun calls it; what is not `used`
+    is accepted for torchrun's sake.
+    """
 
     key: str
     kind: Kind
     help: str
     flag: str = ""
     used: bool = True
+    other_name: str = ""
 
-    @property
-    def default(self) -> Any:
-        """As `Settings` has it; None for one that has no effect."""
-        return Settings._constants.get(self.field)
+    def default_in(self, settings: type[Value]) -> Any:
+        """As the class of all settings has it; None for one that has no effect."""
+        return settings._constants.get(self.field)
 
     @property
     def field(self) -> str:
-        """Its name in `Settings`."""
+        """Its name in that class."""
         return f"{self.key}_s" if self.kind in ("seconds", "seconds_or_0") else self.key
 
     @property
@@ -308,7 +288,7 @@ def markdown() -> str:
 
 
 def _cells(setting: Setting) -> list[str]:
-    default = shown(setting.kind, setting.default)
+    default = shown(setting.kind, setting.default_in(Settings))
     names = [f"`{name}`" for name in (setting.variable, setting.flag) if name]
     return [f"`{setting.key}`", default or "-", ", ".join(names), setting.help]
 
@@ -317,6 +297,10 @@ def _cells(setting: Setting) -> list[str]:
 
 
 STARTED_BY = "started_by"
+_AGREED = (
+    "last_call_timeout", "scale_up_window", "restart_backoff", "restart_backoff_max", "restart_window", "no_retry_exit_codes",
+    "max_membership_changes",
+)  # fmt: skip
 _NOT_COMPARED = (STARTED_BY, "role", "min_nodes", "max_nodes")
 _MOST_SHOWN = 120  # characters of one value: it was written by somebody else
 _MOST_NAMED = 8
@@ -434,7 +418,7 @@ def read_settings(config: Mapping[str, Any], environ: Mapping[str, str]) -> Sett
         if key in sources or value is None:
             continue
         sources[key] = source
-        checked = _convert(setting, value, source)
+        checked = converted(setting.kind, value, f"{source}: {key}")
         if setting.used:
             values[setting.field] = checked
     return _checked(Settings(**values, sources=tuple(sources.items())))
@@ -442,7 +426,7 @@ def read_settings(config: Mapping[str, Any], environ: Mapping[str, str]) -> Sett
 
 def parse_setting(key: str, value: object, source: str) -> Any:
     """The value of one setting, converted and checked on its own."""
-    return _convert(_known(key, source), value, source)
+    return converted(_known(key, source).kind, value, f"{source}: {key}")
 
 
 def describe(settings: Settings, but: str = "") -> str:
@@ -480,13 +464,7 @@ def agreed(
         "node_unit": settings.node_unit,
         "lease_s": settings.lease_s,
         "fence_s": fence_s,
-        "last_call_timeout_s": settings.last_call_timeout_s,
-        "scale_up_window_s": settings.scale_up_window_s,
-        "restart_backoff_s": settings.restart_backoff_s,
-        "restart_backoff_max_s": settings.restart_backoff_max_s,
-        "restart_window_s": settings.restart_window_s,
-        "no_retry_exit_codes": list(settings.no_retry_exit_codes),
-        "max_membership_changes": settings.max_membership_changes,
+        **{BY_KEY[key].field: getattr(settings, BY_KEY[key].field) for key in _AGREED},
         "worker_store": settings.worker_store or defaults.WORKER_STORE,
         "role": role,
         "entry_point": entry_point,
@@ -574,10 +552,6 @@ def _known(key: str, source: str) -> Setting:
     raise UsageError(f"{source}: there is no rendezvous setting {key!r}; {advice}")
 
 
-def _convert(setting: Setting, value: object, source: str) -> Any:
-    return converted(setting.kind, value, f"{source}: {setting.key}")
-
-
 def _checked(settings: Settings) -> Settings:
     """What only shows when the settings are seen together."""
     interval, attempts = (settings.source(key) for key in ("keep_alive_interval", "keep_alive_max_attempt"))
@@ -595,3 +569,45 @@ def _checked(settings: Settings) -> Settings:
         f"restart_backoff is {settings.restart_backoff_s:g} s ({settings.source('restart_backoff')}), longer than"
         f" restart_backoff_max, {settings.restart_backoff_max_s:g} s ({settings.source('restart_backoff_max')})"
     )
+
+
+# --- the job's secret ------------------------------------------------------------------------------------------------------
+
+
+_LEAST_SECRET = 16  # fewer could be guessed
+_MOST_SECRET = 4096
+_NEW_SECRET = "make one with: python3 -c 'import secrets; print(secrets.token_hex(32))'"
+
+
+def load_secret(settings: Settings, environ: Mapping[str, str]) -> bytes | None:
+    """The secret, or None where none was given; blanks and line ends after it do not belong to it."""
+    path, variable = settings.secret_file, environ.get(defaults.ENV_SECRET)
+    if path is None:
+        return None if not variable else _checked_secret(os.fsencode(variable), defaults.ENV_SECRET)
+    source = f"secret_file ({settings.source('secret_file')})"
+    if variable:
+        raise UsageError(f"the job's secret is given twice, in {source} and in {defaults.ENV_SECRET}; leave one out")
+    try:
+        return _checked_secret(_read_secret(path, source), f"{source}: {path}")
+    except OSError as error:
+        raise UsageError(f"{source}: {path} cannot be read: {error.strerror}") from error
+
+
+def _read_secret(path: str, source: str) -> bytes:
+    """The start of a file; what is none, such as a pipe that nobody writes to, is not waited for."""
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+        mode = os.fstat(file.fileno()).st_mode
+        if not stat.S_ISREG(mode):
+            raise UsageError(f"{source}: {path} is not a regular file")
+        if mode & (stat.S_IRGRP | stat.S_IROTH):
+            report.warn(f"{source}: {path} can be read by other users of this machine; chmod 600 it")
+        return file.read(_MOST_SECRET + 1)
+
+
+def _checked_secret(data: bytes, source: str) -> bytes:
+    if len(data) > _MOST_SECRET:
+        raise UsageError(f"{source}: the job's secret has at most {_MOST_SECRET} bytes")
+    secret = data.rstrip()
+    if len(secret) < _LEAST_SECRET:
+        raise UsageError(f"{source}: the job's secret has {len(secret)} bytes, and needs {_LEAST_SECRET} or more; {_NEW_SECRET}")
+    return secret

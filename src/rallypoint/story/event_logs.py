@@ -16,7 +16,7 @@ import stat
 from collections.abc import Iterable, Iterator, Sequence
 
 from rallypoint.base import defaults
-from rallypoint.base.bounded_json import clip
+from rallypoint.base.json_text import clip
 from rallypoint.base.records import Value
 from rallypoint.base.text import many
 from rallypoint.errors import UsageError

@@ -10,7 +10,7 @@ The names below are the schema, version `SCHEMA`. A later version may add names 
 from __future__ import annotations
 
 from rallypoint.base import defaults
-from rallypoint.base.bounded_json import clip
+from rallypoint.base.json_text import clip
 from rallypoint.base.records import Value
 
 TYPE_CHECKING = False

@@ -22,7 +22,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 
-from rallypoint.base.bounded_json import clip
+from rallypoint.base.json_text import clip
 from rallypoint.base.records import Record, Value, field
 from rallypoint.base.text import many
 from rallypoint.story import event_records as told_of

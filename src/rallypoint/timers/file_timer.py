@@ -15,7 +15,7 @@ import select
 import signal as signals
 import time
 
-from rallypoint.base.bounded_json import clip
+from rallypoint.base.json_text import clip
 from rallypoint.timers.interface import RELEASED, TimerClient, TimerRequest
 
 __all__ = ["LINE_MAX", "FileTimerClient", "FileTimerRequest", "describe_expiry"]

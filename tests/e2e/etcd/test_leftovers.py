@@ -13,8 +13,8 @@ from rallypoint.coordination.etcd.engine import EtcdCoordination
 from rallypoint.coordination.etcd.gateway import EtcdAccess
 from rallypoint.coordination.model import Put, Snapshot, Transaction
 from rallypoint.protocol import job_records as job
-from rallypoint.rendezvous.etcd import clear_if_over
-from rallypoint.rendezvous.etcd_settings import parse_endpoints
+from rallypoint.rendezvous.etcd import parse_endpoints
+from rallypoint.rendezvous.place import clear_if_over
 
 LEFT = (job.SETTINGS, job.STATUS, job.GENERATION, job.CLOSED, job.signal_key(7), job.seat_key(7, 3, "a"), job.done_key(7, "a"))
 TIMEOUT_S = 10.0

@@ -18,7 +18,7 @@ from rallypoint.coordination.engine import UnreachableError
 from rallypoint.coordination.etcd.engine import EtcdCoordination
 from rallypoint.coordination.etcd.gateway import EtcdAccess
 from rallypoint.coordination.model import Put, Transaction
-from rallypoint.rendezvous.etcd_settings import parse_endpoints
+from rallypoint.rendezvous.etcd import parse_endpoints
 
 ELECTION_S = 20.0
 FENCE_S = 12.0  # an election takes 2 s, and on a busy machine more than twice that: within 3 s nobody can promise an answer

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rallypoint.protocol.generation import Node, Seated, arrange, natural, preferred, seats
 from rallypoint.protocol.job_records import NodeRecord
-from rallypoint.protocol.seating import Candidate, Seated, arrange, natural, preferred, seats
 
 
 def node(
@@ -19,11 +19,11 @@ def node(
     explicit: bool = False,
     workers: int = 1,
     role: str = "default",
-) -> Candidate:
-    return Candidate(node_id, NodeRecord(name or node_id, "10.0.0.1", 1, role, workers, 0, hint, explicit), arrival)
+) -> Node:
+    return Node(node_id, NodeRecord(name or node_id, "10.0.0.1", 1, role, workers, 0, hint, explicit), arrival, since=0.0)
 
 
-def order(chosen: list[Candidate], before: dict[str, Seated] | None = None) -> list[str]:
+def order(chosen: list[Node], before: dict[str, Seated] | None = None) -> list[str]:
     return [one.id for one in arrange(chosen, before or {})]
 
 
@@ -67,7 +67,7 @@ def test_names_are_in_natural_order(names: list[str], expected: list[str]) -> No
         pytest.param([node("z", 1), node("a", 2)], {}, ["a", "z"], id="by name, not by arrival"),
     ],
 )
-def test_everybody_gets_the_place_that_is_theirs(chosen: list[Candidate], before: dict[str, Seated], expected: list[str]) -> None:
+def test_everybody_gets_the_place_that_is_theirs(chosen: list[Node], before: dict[str, Seated], expected: list[str]) -> None:
     """P27: ranks are kept where the node is still there, and hints are honoured."""
     assert order(chosen, before) == expected
 
@@ -104,7 +104,7 @@ candidates = st.lists(
 
 
 @st.composite
-def meetings(draw: st.DrawFn) -> tuple[list[Candidate], dict[str, Seated]]:
+def meetings(draw: st.DrawFn) -> tuple[list[Node], dict[str, Seated]]:
     """Some nodes, and some seats of the last generation: theirs, and those of nodes that are gone."""
     chosen = draw(candidates)
     gone = draw(st.lists(st.uuids().map(str), max_size=5))
@@ -114,14 +114,14 @@ def meetings(draw: st.DrawFn) -> tuple[list[Candidate], dict[str, Seated]]:
 
 
 @given(meetings())
-def test_everybody_sits_exactly_once(meeting: tuple[list[Candidate], dict[str, Seated]]) -> None:
+def test_everybody_sits_exactly_once(meeting: tuple[list[Node], dict[str, Seated]]) -> None:
     chosen, before = meeting
     found = arrange(chosen, before)
     assert sorted(one.id for one in found) == sorted(one.id for one in chosen)
 
 
 @given(meetings())
-def test_members_keep_their_ranks_unless_somebody_insists(meeting: tuple[list[Candidate], dict[str, Seated]]) -> None:
+def test_members_keep_their_ranks_unless_somebody_insists(meeting: tuple[list[Node], dict[str, Seated]]) -> None:
     chosen, before = meeting
     wanted = {one.record.rank_hint for one in chosen if one.record.hint_is_explicit}
     for rank, one in enumerate(arrange(chosen, before)):
@@ -132,7 +132,7 @@ def test_members_keep_their_ranks_unless_somebody_insists(meeting: tuple[list[Ca
 
 @given(meetings())
 def test_the_order_in_which_nodes_are_listed_changes_nothing_for_members(
-    meeting: tuple[list[Candidate], dict[str, Seated]],
+    meeting: tuple[list[Node], dict[str, Seated]],
 ) -> None:
     """Two leaders that know the same draw up the same seats."""
     chosen, before = meeting
@@ -143,7 +143,7 @@ def test_the_order_in_which_nodes_are_listed_changes_nothing_for_members(
 
 
 @given(candidates)
-def test_ranks_add_up(chosen: list[Candidate]) -> None:
+def test_ranks_add_up(chosen: list[Node]) -> None:
     found = seats(1, 2, chosen)
     workers = {one.id: one.record for one in chosen}
     ranks = [rank for key, seat in found.items() for rank in range(seat.first_rank, seat.first_rank + workers[key].workers)]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from rallypoint.base.records import Value
 from rallypoint.coordination.model import Event, Item, Snapshot
 from rallypoint.protocol import job_records as job
-from rallypoint.protocol.board import Board
+from rallypoint.protocol.job_records import Board
 from rallypoint.protocol.restarts import Purse
 
 

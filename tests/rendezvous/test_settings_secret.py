@@ -14,8 +14,7 @@ import pytest
 from rallypoint.base import defaults, report
 from rallypoint.errors import UsageError
 from rallypoint.processes import warden_start
-from rallypoint.rendezvous.secret import load_secret
-from rallypoint.rendezvous.settings import Settings, read_settings
+from rallypoint.rendezvous.settings import Settings, load_secret, read_settings
 
 SECRET = "correct horse battery staple"
 

@@ -13,7 +13,7 @@ from rallypoint.protocol import job_records as job
 from rallypoint.protocol.generation import Policy
 from rallypoint.protocol.participant import Former, Joining, Participant
 from rallypoint.protocol.restarts import RestartPolicy
-from rallypoint.protocol.tenure import NO_LICENCE, Ending, Patience, Tenure
+from rallypoint.protocol.session import NO_LICENCE, Ending, Patience, Tenure
 
 SEAT = job.Seat(3, 7, "a", 0, 2, 0, 8, 0, 8)
 BEFORE = Former("a#1", 2)

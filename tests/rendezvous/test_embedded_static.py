@@ -17,13 +17,12 @@ from tests.ports import free_port
 
 from rallypoint.base import report
 from rallypoint.errors import RendezvousError, UsageError
-from rallypoint.protocol.failure_reports import WorkerFailure
-from rallypoint.rendezvous import static, static_nodes
+from rallypoint.protocol.verdict import NodeReport, WorkerFailure
+from rallypoint.rendezvous import embedded, one_node
 from rallypoint.rendezvous.coordinated import Introduction
 from rallypoint.rendezvous.dynamic import DynamicRendezvous
-from rallypoint.rendezvous.embedded import Endpoint
+from rallypoint.rendezvous.embedded import Endpoint, SharedDoor
 from rallypoint.rendezvous.handler import RendezvousInfo, RendezvousParameters
-from rallypoint.rendezvous.static_nodes import SharedDoor
 from rallypoint.rendezvous.worker_store import WorkerStoreSettings
 from rallypoint.store import tcp_protocol as wire
 from rallypoint.store.interface import StoreNetworkError
@@ -156,7 +155,7 @@ def test_who_comes_when_all_is_over_is_cut_off(door: SharedDoor, worker: Any) ->
 
 
 def test_not_more_than_so_many_wait(door: SharedDoor, worker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(static_nodes, "MOST_WAITING", 2)
+    monkeypatch.setattr(embedded, "MOST_WAITING", 2)
     waiting = [worker().come(door, wire.GREETING + PING) for _ in range(2)]
     assert worker().come(door).is_cut_off
     door.serve()
@@ -164,7 +163,7 @@ def test_not_more_than_so_many_wait(door: SharedDoor, worker: Any, monkeypatch: 
 
 
 def test_nobody_waits_for_ever(door: SharedDoor, worker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(static_nodes, "LONGEST_WAIT_S", 0.0)
+    monkeypatch.setattr(embedded, "LONGEST_WAIT_S", 0.0)
     early = worker().come(door, wire.GREETING + PING)
     late = worker().come(door, wire.GREETING + PING)
     assert early.is_cut_off
@@ -221,22 +220,22 @@ def params(endpoint: str = f"{HERE}:29500", nodes: int = 2, **settings: Any) -> 
 )
 def test_what_cannot_be_is_refused_before_anything_is_opened(settings: dict[str, Any], told: str) -> None:
     with pytest.raises(UsageError, match=told):
-        static.create_rdzv_handler(params(**{"rank": 0, **settings}))
+        one_node.create_rdzv_handler(params(**{"rank": 0, **settings}))
 
 
 def test_nodes_cannot_meet_at_any_port() -> None:
     with pytest.raises(UsageError, match="--master-port is 0: nodes that are to meet need a port"):
-        static.create_rdzv_handler(params(f"{HERE}:0", rank=0))
+        one_node.create_rdzv_handler(params(f"{HERE}:0", rank=0))
 
 
 def test_torchruns_variable_has_no_effect(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is set against stale keys, which there are none of here, and may stand in the environment of every job."""
     monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
-    assert static.create_rdzv_handler(params(rank=1)).use_agent_store
+    assert one_node.create_rdzv_handler(params(rank=1)).use_agent_store
 
 
 def test_the_number_of_nodes_is_the_largest_and_never_changes() -> None:
-    handler = static.create_rdzv_handler(RendezvousParameters("static", f"{HERE}:29500", "job", 1, 3, rank=1))
+    handler = one_node.create_rdzv_handler(RendezvousParameters("static", f"{HERE}:29500", "job", 1, 3, rank=1))
     assert isinstance(handler, DynamicRendezvous)
     assert (handler._params.min_nodes, handler._params.max_nodes) == (3, 3)
     assert (handler.get_backend(), handler.get_run_id(), handler.use_agent_store) == ("static", "job", True)
@@ -247,7 +246,7 @@ def test_the_number_of_nodes_is_the_largest_and_never_changes() -> None:
     ("settings", "join_timeout_s"), [({}, 900.0), ({"timeout": 7}, 7.0), ({"join_timeout": 5, "timeout": 7}, 5.0)]
 )
 def test_the_time_to_wait_is_torchruns_unless_ours_is_given(settings: dict[str, Any], join_timeout_s: float) -> None:
-    handler = static.create_rdzv_handler(params(rank=1, **settings))
+    handler = one_node.create_rdzv_handler(params(rank=1, **settings))
     assert isinstance(handler, DynamicRendezvous)
     assert handler._settings.join_timeout_s == join_timeout_s
     assert (handler._settings.node_rank, handler._settings.is_host) == (1, False)
@@ -257,7 +256,7 @@ def test_the_start_is_told_in_one_line() -> None:
     lines: list[str] = []
     report.set_sink(lambda level, text: lines.append(text), least=report.INFO)
     try:
-        static.create_rdzv_handler(params("[::1]:29500", 4, rank=0, timeout=60, close_timeout=5))
+        one_node.create_rdzv_handler(params("[::1]:29500", 4, rank=0, timeout=60, close_timeout=5))
     finally:
         report.set_sink(None)
     (line,) = lines
@@ -272,7 +271,7 @@ class Node:
 
     def __init__(self, rank: int, port: int, nodes: int, settings: dict[str, Any]) -> None:
         conf = {"timeout": TIMEOUT_S, "restart_backoff": 0, **settings}
-        handler = static.create_rdzv_handler(params(f"{HERE}:{port}", nodes, rank=rank, **conf))
+        handler = one_node.create_rdzv_handler(params(f"{HERE}:{port}", nodes, rank=rank, **conf))
         assert isinstance(handler, DynamicRendezvous)
         self.handler, self.rank = handler, rank
         handler.introduce(Introduction("default", 1, 3, "train.py", 30.0))
@@ -289,7 +288,8 @@ class Node:
         return info
 
     def fail(self) -> None:
-        self.handler.report_failure({self.rank: WorkerFailure(self.rank, 0, "default", "host", os.getpid(), 1, "boom", 0.0, "")})
+        failure = WorkerFailure(self.rank, 0, "default", "host", os.getpid(), 1, "boom", 0.0, "")
+        self.handler.report_failure(NodeReport(failures=(failure,)))
 
     def stop(self) -> None:
         """Wait until the generation is over."""

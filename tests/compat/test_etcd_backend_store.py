@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from tests.etcd_cluster import start_cluster
 
-from rallypoint.compat.etcd_store import EtcdStore
+from rallypoint.compat.etcd_backend import EtcdStore
 from rallypoint.store.interface import QueueEmptyError, StoreTimeoutError
 
 

@@ -6,8 +6,8 @@ import pytest
 
 from rallypoint.coordination.model import Compare, Delete, Item, Snapshot, Transaction
 from rallypoint.protocol import job_records as job
+from rallypoint.protocol.generation import MayReturn, clearing
 from rallypoint.protocol.restarts import Purse
-from rallypoint.protocol.stale_job import MayReturn, clearing
 
 
 def snapshot(*keys: str, leased: str = "") -> Snapshot:
