@@ -1,4 +1,6 @@
-"""The coordination store in the simulated cluster: a real keyspace, real sessions, a clock of its own, and a loop that may pause.
+"""The coordination store in the simulated cluster: the real service, a clock of its own, and a loop that may pause.
+
+What it is asked goes to the service, and what that says goes out, as it is written down for the real network.
 
 In *embedded* mode it lives in the process of one agent: it stops when that is stopped, and dies with it; wardens testify to it.
 In *replicated* mode it is a cluster of its own, that may be unavailable for a while but loses nothing, and that knows no other
@@ -7,12 +9,15 @@ sign of death than silence.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from tests.simulation.network import FIN, Connection, Link
 from tests.simulation.world import Clock, Violation, World
 
-from rallypoint.coordination.embedded.service import Session, Sessions
-from rallypoint.coordination.keyspace import Compacted, Keyspace, UnknownLease
-from rallypoint.coordination.model import Event, Read, Transaction, Watch
+from rallypoint.coordination.embedded import wire
+from rallypoint.coordination.embedded.service import Session, StoreService
+from rallypoint.coordination.keyspace import Keyspace
+from rallypoint.coordination.model import Event, Outcome, Read, Snapshot, Transaction
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -23,6 +28,20 @@ __all__ = ["Engine"]
 FORGIVEN_S = 0.5  # an absence that is longer is the store's own fault
 
 
+class ObservedKeyspace(Keyspace):
+    """Shows what has changed to the oracle, before anybody is told."""
+
+    def __init__(self, history_events: int, show: Callable[[list[Event]], None]) -> None:
+        super().__init__(history_events=history_events)
+        self._show = show
+
+    def take_changes(self) -> list[Event]:
+        changes = super().take_changes()
+        if changes:
+            self._show(changes)
+        return changes
+
+
 class Engine:
     """The store and its loop."""
 
@@ -30,15 +49,17 @@ class Engine:
         self.world, self.clock, self.oracle = world, clock, oracle
         self.is_replicated = is_replicated
         self.turn_s = turn_s  # how long a turn of the loop may take, so that messages meet in one
-        self.keyspace = Keyspace(history_events=oracle.setup.history)
+        self.keyspace = ObservedKeyspace(oracle.setup.history, self._show)
+        self._service = StoreService(self.keyspace)
         self.is_dead = False
         self.is_silent = False  # dead with its machine, so that nobody refuses connections
         self._away_until = 0.0
         self._inbox: list[tuple[Connection, tuple[object, ...]]] = []
         self._turn_is_due = False
-        self._watchers: dict[str, dict[Connection, None]] = {"down/": {}, "up/": {}}
-        self._sessions = Sessions(self.keyspace)
         self._tokens = 0
+        self._news: tuple[object, ...] = ()
+        self._news_body = b""
+        self._asks: dict[Connection, tuple[object, ...]] = {}  # who is being served, and what it has asked
         self._connections: dict[Connection, None] = {}
         self._tick_at = float("inf")
         self._away_since: float | None = None
@@ -112,8 +133,7 @@ class Engine:
         for connection, message in inbox:
             if connection.server_open:
                 self._serve(connection, message, now)
-        self.keyspace.tick(now)
-        self._tell()
+        self._service.tick(now)
         self._plan_tick()
 
     def _plan_tick(self) -> None:
@@ -130,27 +150,12 @@ class Engine:
             self._tick_at = float("inf")
             self._turn()
 
-    def _tell(self) -> None:
-        changes = self.keyspace.take_changes()
-        if not changes:
-            return
+    def _show(self, changes: list[Event]) -> None:
         expelled = {event.key[14:] for event in changes if event.key.startswith("down/expelled/")}
         for event in changes:
             if event.key.startswith("up/nodes/") and event.key[9:] not in expelled:
                 self._check_expiry(event)
         self.oracle.changed(changes, self.keyspace)
-        through = self.keyspace.revision
-        down = [event for event in changes if event.key.startswith("down/")]
-        up = [event for event in changes if event.key.startswith("up/")]
-        both = [event for event in changes if event.key.startswith(("down/", "up/"))]
-        leads = self._watchers["up/"]
-        if down:
-            for connection in self._watchers["down/"]:
-                connection.send_down(("events", through, both if connection in leads else down), is_event=True)
-        if up:
-            for connection in leads:
-                if not down or connection not in self._watchers["down/"]:
-                    connection.send_down(("events", through, up), is_event=True)
 
     def _check_expiry(self, event: Event) -> None:
         """Nobody is taken for dead before the store has listened in vain for as long as a lease lasts."""
@@ -164,78 +169,90 @@ class Engine:
     # What it is asked.
 
     def _serve(self, connection: Connection, message: tuple[object, ...], now: float) -> None:
-        kind = message[0]
-        if kind == "keep":
-            lease = message[1]
-            self._heard[lease] = self.world.now - self._absences_s
-            is_kept = self._keep(connection.session, lease, now)
-            connection.send_down(("kept", is_kept, message[2], lease))
-        elif kind == "ask":
-            self._answer(connection, message[1], message[2])
-        elif kind == "grant":
-            lease = self._sessions.grant(connection.session, message[1], now)
-            self._heard[lease] = self.world.now - self._absences_s
-            connection.send_down(("granted", lease, message[2]))
-        elif kind == "resume":
-            self._resume(connection, *message[1:], now)
-        elif kind == "vouch":
+        if message[0] == "vouch":
             self.keyspace.vouch(message[1])
-        elif kind == "fin":
+        elif message is FIN:
             connection.server_open = False
             self._on_gone(connection, now)
-
-    def _keep(self, session: Session, lease: int, now: float) -> bool:
-        """A cluster does not mind who keeps a lease alive."""
-        if self.is_replicated:
-            return self.keyspace.keep_alive(lease, now)
-        return session.lease == lease and self._sessions.keep(session, now)
-
-    def _answer(self, connection: Connection, number: int, request: object) -> None:
-        if isinstance(request, Transaction):
-            try:
-                answer = self.keyspace.transact(request)
-            except UnknownLease:
-                connection.send_down(("lost", number))
-                return
-            connection.send_down(("reply", number, answer, request))
-        elif isinstance(request, Read):
-            connection.send_down(("reply", number, self.keyspace.read(request.prefix), request))
+        elif message[0] == "keep" and self.is_replicated:  # a cluster does not mind who keeps a lease alive
+            self._note_heard(message)
+            connection.send_down(("kept", self.keyspace.keep_alive(message[1], now), message[2], message[1]))
         else:
-            self._watch(connection, number, request)
+            self._note_heard(message)
+            self._asks[connection] = message
+            self._service.serve(connection, wire.encode(_request(message)), now)
+            del self._asks[connection]
+            for replaced in self._service.take_replaced():
+                if not self.is_replicated:
+                    replaced.server_open = False
+                    self._on_gone(replaced, now)
 
-    def _watch(self, connection: Connection, number: int, request: Watch) -> None:
-        """What has happened goes out first; what happens from now on comes with what everybody is told."""
-        self._tell()
-        prefix = request.prefix
-        try:
-            past = self.keyspace.changes(prefix, request.from_revision)
-        except Compacted:
-            connection.send_down(("compacted", number, prefix), is_event=True)
-            return
-        self._watchers[prefix][connection] = None
-        connection.prefixes.add(prefix)
-        connection.send_down(("reply", number, None, request), is_event=True)
-        connection.send_down(("past", prefix, self.keyspace.revision, past), is_event=True)
+    def _note_heard(self, message: tuple[object, ...]) -> None:
+        lease = message[1] if message[0] == "keep" else message[3] if message[0] == "resume" else 0
+        if lease:
+            self._heard[lease] = self.world.now - self._absences_s
 
-    def _resume(self, connection: Connection, token: str, sent_at: float, lease: int, now: float) -> None:
-        self._heard[lease] = self.world.now - self._absences_s
-        known = self._sessions.resume(token, now)
-        if known is not None:
-            old = known.connection
-            if old is not None and old is not connection and not self.is_replicated:
-                old.server_open = False  # it is replaced
-                self._forget(old)
-            known.connection, connection.session = connection, known
-        connection.send_down(("resumed", known is not None, sent_at, lease))
+    def say(self, connection: Connection, body: bytes) -> None:
+        """What the service says to a connection: an answer, or the news."""
+        if body is not self._news_body:
+            number, what, *fields = wire.decode(body)
+            if number:
+                self._reply(connection, what, fields)
+                return
+            through, events = fields[-2], [wire.decode_event(event) for event in fields[-1]]
+            self._news_body = body  # which many are told
+            self._news = ("events", through, events) if what == "events" else ("past", fields[0], through, events)
+        connection.send_down(self._news, is_event=True)
+
+    def _reply(self, connection: Connection, what: str, fields: list[object]) -> None:
+        message = self._asks[connection]
+        if what == "granted":
+            self._heard[fields[0]] = self.world.now - self._absences_s
+        is_event = what == "watching" or fields[:1] == ["compacted"]
+        connection.send_down(_answer(what, fields, message), is_event)
 
     def _on_gone(self, connection: Connection, now: float) -> None:
         """Its connection has ended, which says nothing about its owner."""
-        self._forget(connection)
-        session = connection.session
-        if session is not None and session.connection is connection:
-            self._sessions.leave(session, now)
-
-    def _forget(self, connection: Connection) -> None:
         self._connections.pop(connection, None)
-        for prefix in connection.prefixes:
-            self._watchers[prefix].pop(connection, None)
+        self._service.leave(connection, now)
+
+
+def _request(message: tuple[object, ...]) -> list[object]:
+    """As a client writes it down."""
+    match message:
+        case "keep", lease, _:
+            return [1, "keep", lease]
+        case "grant", ttl_s, _:
+            return [1, "grant", ttl_s]
+        case "resume", token, _, _:
+            return [1, "resume", token]
+        case "ask", _, Transaction() as transaction:
+            return [1, "transact", *wire.encode_transaction(transaction)]
+        case "ask", _, Read() as read:
+            return [1, "read", read.prefix]
+        case "ask", _, watch:
+            return [1, "watch", watch.prefix, watch.from_revision]
+    raise Violation(f"nobody asks {message}")
+
+
+def _answer(what: str, fields: list[object], message: tuple[object, ...]) -> tuple[object, ...]:
+    """As a client understands it, for what it has asked."""
+    match what, fields:
+        case "kept", [is_kept, _]:
+            return ("kept", is_kept, message[2], message[1])
+        case "granted", [lease]:
+            return ("granted", lease, message[2])
+        case "resumed", [lease]:
+            return ("resumed", lease == message[3], message[2], message[3])
+        case "outcome", [succeeded, revision, items]:
+            found = tuple(None if item is None else wire.decode_item(item) for item in items)
+            return ("reply", message[1], Outcome(succeeded, revision, found), message[2])
+        case "snapshot", [revision, items]:
+            return ("reply", message[1], Snapshot(revision, tuple(map(wire.decode_item, items))), message[2])
+        case "watching", []:
+            return ("reply", message[1], None, message[2])
+        case "error", ["compacted", _]:
+            return ("compacted", message[1], message[2].prefix)
+        case "error", ["lease", _]:
+            return ("lost", message[1])
+    raise Violation(f"the store answers {message} with {what} {fields}")

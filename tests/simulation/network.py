@@ -6,6 +6,8 @@ ends, each in its own time, or by one alone.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from rallypoint.coordination.model import EndLease, Request, Transaction
 
 TYPE_CHECKING = False
@@ -58,11 +60,11 @@ class Link:
 
 
 class Connection:
-    """Both ends of one connection. `session` and `prefixes` are the server's, of whom it serves and what that one watches."""
+    """Both ends of one connection. `session` is the server's, of whom it serves; `send` and `send_each` are what that says."""
 
     __slots__ = (
         "client_open", "down_free", "driver", "engine", "held_down", "held_up", "link", "loses_reply_about",
-        "loses_request_about", "prefixes", "server_open", "session", "up_free", "watch_free", "world",
+        "loses_request_about", "server_open", "session", "up_free", "watch_free", "world",
     )  # fmt: skip
 
     def __init__(self, world: World, link: Link, driver: Driver, engine: Engine) -> None:
@@ -72,7 +74,6 @@ class Connection:
         self.held_up: list[tuple[object, ...]] = []
         self.held_down: list[tuple[tuple[object, ...], bool]] = []
         self.session: Session | None = None
-        self.prefixes: set[str] = set()
         self.loses_reply_about: str | None = None
         self.loses_request_about: str | None = None
         link.connections.append(self)
@@ -103,6 +104,13 @@ class Connection:
             self.world.after(self.link.latency_s(self.world), self.break_client, "reset")
 
     # From the server to the client.
+
+    def send(self, body: bytes) -> None:
+        self.engine.say(self, body)
+
+    def send_each(self, bodies: Iterator[bytes]) -> None:
+        for body in bodies:
+            self.engine.say(self, body)
 
     def send_down(self, message: tuple[object, ...], is_event: bool = False) -> None:
         if self.loses_reply_about is not None and message[0] == "reply" and _is_about(message[3], self.loses_reply_about):

@@ -14,6 +14,7 @@ from tests.simulation.planting import BUGS, Patches, bug, planted
 
 from rallypoint.coordination import keyspace
 from rallypoint.coordination.embedded.client import Watches
+from rallypoint.coordination.embedded.service import Watchers
 from rallypoint.coordination.fence import HeldLease
 from rallypoint.coordination.model import Compare, Outcome, Put, Transaction
 from rallypoint.protocol import generation, leader, session
@@ -331,6 +332,32 @@ def watch_resumed_one_too_late() -> Patches:
 
     real = Watches.renew
     return [(Watches, "renew", renew)]
+
+
+# The store's service.
+
+
+@bug
+def watch_begins_with_the_next_change() -> Patches:
+    """What has happened between a read and the watch that follows on it is told to nobody."""
+
+    def changes(self, prefix, from_revision):
+        real(self, prefix, from_revision)
+        return []
+
+    real = keyspace.Keyspace.changes
+    return [(keyspace.Keyspace, "changes", changes)]
+
+
+@bug
+def news_for_one_group_only() -> Patches:
+    """Who leads watches more than the others do: what concerns all is then told to some."""
+
+    def route(self, events):
+        yield from [*real(self, events)][:1]
+
+    real = Watchers.route
+    return [(Watchers, "route", route)]
 
 
 # Proof: a member is replaced only when its workers are surely gone.

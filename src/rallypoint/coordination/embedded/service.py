@@ -40,8 +40,8 @@ class Watchers:
 
     def __init__(self) -> None:
         self._prefixes: dict[Connection, Prefixes] = {}
-        self._members: dict[Prefixes, set[Connection]] = {}
-        self._groups: dict[str, set[Prefixes]] = {}  # by each of their prefixes
+        self._members: dict[Prefixes, dict[Connection, None]] = {}  # a dict, for its order: all is told in the same one again
+        self._groups: dict[str, dict[Prefixes, None]] = {}  # by each of their prefixes
         self._lengths: dict[int, int] = {}  # of those prefixes, and how many have it
 
     def __len__(self) -> int:
@@ -53,14 +53,14 @@ class Watchers:
     def assign(self, connection: Connection, prefixes: Prefixes) -> None:
         """From now on `connection` watches exactly these."""
         if old := self._prefixes.pop(connection, None):
-            self._members[old].discard(connection)
+            self._members[old].pop(connection, None)
             if not self._members[old]:
                 self._remove_group(old)
         if prefixes:
             self._prefixes[connection] = prefixes
             if prefixes not in self._members:
                 self._add_group(prefixes)
-            self._members[prefixes].add(connection)
+            self._members[prefixes][connection] = None
 
     def route(self, events: Iterable[Event]) -> Iterator[tuple[list[Event], Iterable[Connection]]]:
         """For each group that is concerned, what it is to be told, in order, and who belongs to it."""
@@ -71,25 +71,25 @@ class Watchers:
         for group, its_events in told.items():
             yield its_events, self._members[group]
 
-    def _concerned(self, key: str) -> set[Prefixes]:
-        found: set[Prefixes] = set()
+    def _concerned(self, key: str) -> dict[Prefixes, None]:
+        found: dict[Prefixes, None] = {}
         for length in self._lengths:
             if length <= len(key):
-                found |= self._groups.get(key[:length], set())
+                found |= self._groups.get(key[:length], {})
         return found
 
     def _add_group(self, prefixes: Prefixes) -> None:
-        self._members[prefixes] = set()
+        self._members[prefixes] = {}
         for prefix in prefixes:
             if prefix not in self._groups:
-                self._groups[prefix] = set()
+                self._groups[prefix] = {}
                 self._lengths[len(prefix)] = self._lengths.get(len(prefix), 0) + 1
-            self._groups[prefix].add(prefixes)
+            self._groups[prefix][prefixes] = None
 
     def _remove_group(self, prefixes: Prefixes) -> None:
         del self._members[prefixes]
         for prefix in prefixes:
-            self._groups[prefix].discard(prefixes)
+            self._groups[prefix].pop(prefixes, None)
             if not self._groups[prefix]:
                 del self._groups[prefix]
                 self._lengths[len(prefix)] -= 1
