@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 LIMIT_S = 1.0
-ON_TOP_S = 1.0  # to find a hang may take that much longer than its limit
+ON_TOP_S = 5.0  # to find a hang takes less than a second longer than its limit; a busy machine has leave to need more
 HANGS = 2  # the rank of whoever hangs
 WORKERS = 4
 

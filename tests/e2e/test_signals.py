@@ -112,7 +112,7 @@ def interrupted(job: Any) -> float:
     """Interrupt a launcher and check that it ends as it should, without a word about it; how long that took."""
     sent_at = time.monotonic()
     job.send_signal(signal.SIGINT)
-    code = job.wait(10)
+    code = job.wait(2 * AT_ONCE_S)
     took_s = time.monotonic() - sent_at
     assert code == 130, job.stderr
     assert "Traceback" not in job.stderr, job.stderr
@@ -121,14 +121,14 @@ def interrupted(job: Any) -> float:
 
 
 def test_ctrl_c_at_any_moment_of_the_start(start_rallyrun: Any, processes: Any, marked: Any, wait_until: Any):
-    """P20: from our first lines on until the workers run: code 130, under a second, no traceback."""
+    """P20: from our first lines on until the workers run: code 130, at once, no traceback."""
     dice = random.Random(20)
     for _ in range(30):
         job = start_rallyrun(["--standalone", "--nproc-per-node", "4", "--no-python", "sleep", "60"])
         job.wait_for(lambda job=job: processes.children(job.pid))
         send_at = time.monotonic() + dice.choice((0.0, dice.uniform(0, 0.02), dice.uniform(0, 0.15)))
         wait_until(lambda at=send_at: time.monotonic() >= at)
-        assert interrupted(job) < 1.0
+        assert interrupted(job) < AT_ONCE_S
         wait_until(lambda: not marked(), 2.0)
 
 
@@ -230,7 +230,7 @@ def test_an_interpreter_that_is_interrupted_in_its_start(start_rallyrun: Any, sc
         """)
     job = start_rallyrun(["--standalone", worker])
     job.wait_for_line("worker 1")
-    assert interrupted(job) < 1.0
+    assert interrupted(job) < AT_ONCE_S
     assert "an honest line\n" in job.stderr
     assert "Fatal Python error" not in job.stderr
 
@@ -245,7 +245,7 @@ def test_ctrl_c_while_running(start_rallyrun: Any, script: Any, numbers: Any, tm
         """)
     job = start_rallyrun(["--standalone", "--nproc-per-node", "4", *flags, worker])
     job.wait_for(lambda: len(list(tmp_path.glob("up.*"))) == 4)
-    assert interrupted(job) < 1.0
+    assert interrupted(job) < AT_ONCE_S
 
 
 def test_ctrl_c_during_restarts(start_rallyrun: Any, numbers: Any, marked: Any, wait_until: Any):
@@ -258,7 +258,7 @@ def test_ctrl_c_during_restarts(start_rallyrun: Any, numbers: Any, marked: Any, 
         job.wait_for(lambda job=job: len(numbers("attempt", job.stdout)) > 1)
         send_at = time.monotonic() + dice.uniform(0, 0.1)
         wait_until(lambda at=send_at: time.monotonic() >= at)
-        assert interrupted(job) < 1.0
+        assert interrupted(job) < AT_ONCE_S
         wait_until(lambda: not marked(), 2.0)
 
 
@@ -279,7 +279,7 @@ def test_ctrl_c_while_stopping(start_rallyrun: Any, script: Any, numbers: Any, r
     first, *_ = job.wait_for(lambda: len(pids := numbers("worker", job.stdout)) == 3 and pids)
     os.kill(first, signal.SIGKILL)
     job.wait_for(lambda: len(numbers("stopping", job.stdout)) == 2)
-    assert interrupted(job) < 1.0
+    assert interrupted(job) < AT_ONCE_S
     assert numbers("attempt", job.stdout) == [0, 0, 0]
 
 
@@ -296,7 +296,7 @@ def test_ctrl_c_and_a_worker_that_takes_its_time(start_rallyrun: Any, script: An
         """)
     job = start_rallyrun(["--standalone", "--nproc-per-node", "2", worker])
     job.wait_for(lambda: len(numbers("worker", job.stdout)) == 2)
-    assert interrupted(job) < 1.5
+    assert interrupted(job) < AT_ONCE_S
     assert numbers("saved", job.stdout) == [1, 1]
 
 

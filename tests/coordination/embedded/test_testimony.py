@@ -167,7 +167,7 @@ def test_a_wrong_proof_is_refused(
     lease = join(node, soon())
     _, hello, key, context = fields(node.testimony())
     one = witness(server)
-    refused = one.prove(proof_of(b"x" + key[1:], context, one.greet(hello)))["refused"]
+    refused = one.prove(proof_of(bytes([key[0] ^ 1]) + key[1:], context, one.greet(hello)))["refused"]
     assert "could not prove to be its warden" in refused
     assert other.is_there()
     wait_until(lambda: any(f"lease {lease}" in line for line in warnings))
