@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from tests.patience import AT_ONCE_S
+from tests.conftest import AT_ONCE_S
 
 from rallypoint.agent.agent import ElasticAgent, SimpleElasticAgent
 from rallypoint.agent.workers import RunResult, Worker, WorkerGroup, WorkerSpec, WorkerState

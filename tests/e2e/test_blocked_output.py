@@ -24,9 +24,9 @@ from typing import Any
 
 import pytest
 from tests import ports
+from tests.conftest import AT_ONCE_S
 
 WAIT_S = 30.0
-SOON_S = 10.0  # what is done at once takes no more, also on a machine that is busy with something else
 WORKER = """
 import os, signal, sys, time
 folder, rank, attempt = sys.argv[1], os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"]
@@ -184,7 +184,7 @@ def test_M2_a_signal_is_passed_on(blocked: Any, workers: Workers, events_block: 
     pids = workers.pids("started", 0)
     events_block()
     job.process.send_signal(signal.SIGTERM)
-    assert workers.pids("asked", 0, timeout_s=SOON_S) == pids
+    assert workers.pids("asked", 0, timeout_s=AT_ONCE_S) == pids
     assert job.wait() == 143
     assert not any(map(alive, pids))
 
@@ -195,9 +195,9 @@ def test_M2_two_signals_kill(blocked: Any, workers: Workers, events_block: Any, 
     pids = workers.pids("started", 0)
     events_block()
     job.process.send_signal(signal.SIGTERM)
-    workers.pids("asked", 0, timeout_s=SOON_S)
+    workers.pids("asked", 0, timeout_s=AT_ONCE_S)
     job.process.send_signal(signal.SIGTERM)
-    wait_until(lambda: not any(map(alive, pids)), SOON_S)
+    wait_until(lambda: not any(map(alive, pids)), AT_ONCE_S)
     job.process.send_signal(signal.SIGTERM)
     assert job.wait() in (143, -signal.SIGTERM)
 
@@ -208,14 +208,14 @@ def test_M2_the_end_of_a_job_waits_for_readers_until_a_signal(blocked: Any, work
     pids = workers.pids("started", 0)
     workers.order("polite")
     workers.order("fail.0.0")
-    wait_until(lambda: not any(map(alive, pids)), SOON_S)
+    wait_until(lambda: not any(map(alive, pids)), AT_ONCE_S)
 
     def is_ended() -> bool:
         if job.process.poll() is None:
             job.process.send_signal(signal.SIGTERM)
         return job.process.poll() is not None
 
-    wait_until(is_ended, SOON_S)
+    wait_until(is_ended, AT_ONCE_S)
     assert job.process.returncode in (1, 143, -signal.SIGTERM)  # as it was, or by a signal that came before the end
 
 
@@ -264,7 +264,7 @@ def test_V2_the_fence_acts_although_nobody_reads(two_nodes: Any, workers: Worker
     assert len(pids) == 1
     host.send_signal(signal.SIGSTOP)
     try:
-        wait_until(lambda: not any(map(alive, pids)), 3.0 + SOON_S)
+        wait_until(lambda: not any(map(alive, pids)), 3.0 + AT_ONCE_S)
     finally:
         host.send_signal(signal.SIGCONT)
 
@@ -339,7 +339,7 @@ def test_M2_ctrl_s(rallyrun_command: Any, workers: Workers, wait_until: Any, tmp
         workers.order("fail.0.1")
         workers.pids("started", 1)
         terminal.process.send_signal(signal.SIGTERM)
-        workers.pids("asked", 1, timeout_s=SOON_S)
+        workers.pids("asked", 1, timeout_s=AT_ONCE_S)
         assert terminal.process.wait(WAIT_S) == 143
     finally:
         terminal.end()
@@ -386,8 +386,8 @@ def test_M2_a_frozen_disk(start_rallyrun: Any, workers: Workers, disk: Path, ali
             pids = workers.pids("started", attempt + 1)
         job.wait_for_line("run without log files")
         job.send_signal(signal.SIGTERM)
-        workers.pids("asked", 2, timeout_s=SOON_S)
-        workers._wait_until(lambda: not any(map(alive, pids)), SOON_S)
+        workers.pids("asked", 2, timeout_s=AT_ONCE_S)
+        workers._wait_until(lambda: not any(map(alive, pids)), AT_ONCE_S)
     finally:
         subprocess.run(["fsfreeze", "--unfreeze", str(disk)], check=True, timeout=60)
     assert job.wait() == 143, job.stderr

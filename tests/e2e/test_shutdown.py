@@ -10,7 +10,7 @@ import time
 from typing import Any
 
 import pytest
-from tests.patience import AT_ONCE_S
+from tests.conftest import AT_ONCE_S
 
 GRACE = "3"
 GRACE_S = float(GRACE)

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.patience import AT_ONCE_S
+from tests.conftest import AT_ONCE_S
 
 from rallypoint.failures.memory_kills import MemoryKills, read_kernel_log
 

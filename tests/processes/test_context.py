@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.patience import AT_ONCE_S
+from tests.conftest import AT_ONCE_S
 
 from rallypoint.errors import SignalException, UsageError, WorkerStartError
 from rallypoint.output.log_specs import DefaultLogsSpecs, Std

@@ -22,7 +22,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from tests.patience import AT_ONCE_S
+from tests.conftest import AT_ONCE_S
 
 from rallypoint.agent.config import LaunchConfig
 from rallypoint.agent.launch import elastic_launch

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.patience import AT_ONCE_S
+from tests.conftest import AT_ONCE_S
 
 from rallypoint.base.backoff import Backoff
 from rallypoint.net.endpoint import open_listeners

@@ -17,8 +17,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from tests.conftest import children
-from tests.patience import AT_ONCE_S
+from tests.conftest import AT_ONCE_S, children
 
 from rallypoint.coordination.embedded import handshake
 from rallypoint.coordination.embedded.client import EmbeddedCoordination
