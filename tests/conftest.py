@@ -285,6 +285,15 @@ def private_tmpdir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
+@pytest.fixture
+def clear_after_kill(private_tmpdir: Path) -> Iterator[Callable[[], None]]:
+    """``clear_after_kill()``: a launcher was killed and could not remove its folder. That is done once all others have ended."""
+    asked: list[bool] = []
+    yield lambda: asked.append(True)
+    for folder in private_tmpdir.glob("rallypoint_*") if asked else ():
+        shutil.rmtree(folder)
+
+
 @pytest.fixture(autouse=True)
 def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """No setting of the machine, nor of a launcher that runs these tests, reaches the code under test."""
@@ -443,7 +452,7 @@ class StartRallyrun(Protocol):
 
 
 @pytest.fixture
-def start_rallyrun(tmp_path: Path, private_tmpdir: Path) -> Iterator[StartRallyrun]:
+def start_rallyrun(tmp_path: Path, clear_after_kill: Callable[[], None]) -> Iterator[StartRallyrun]:
     """``start_rallyrun(args, env=…)`` starts the real command and gives a handle: ``wait_for``, ``wait_for_line``, ``wait``.
 
     A `launcher` is what stands before the arguments, where that is not the plain command.
@@ -462,5 +471,4 @@ def start_rallyrun(tmp_path: Path, private_tmpdir: Path) -> Iterator[StartRallyr
     for one in running:
         one.end()
     if any(one.process.returncode == -signal.SIGKILL for one in running):
-        for folder in private_tmpdir.glob("rallypoint_*"):  # whoever is killed cannot clear up a folder without logs
-            shutil.rmtree(folder)
+        clear_after_kill()

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -130,7 +129,7 @@ class Command:
 
 
 @pytest.fixture
-def start_command(tmp_path: Path, private_tmpdir: Path) -> Iterator[Callable[..., Command]]:
+def start_command(tmp_path: Path, clear_after_kill: Callable[[], None]) -> Iterator[Callable[..., Command]]:
     """``start_command(command, together=False, **popen)`` starts any command; with `together` its two streams share a file."""
     running: list[Command] = []
 
@@ -144,8 +143,7 @@ def start_command(tmp_path: Path, private_tmpdir: Path) -> Iterator[Callable[...
     for command in running:
         command.end()
     if any(command.process.returncode == -signal.SIGKILL for command in running):
-        for folder in private_tmpdir.glob("rallypoint_*"):  # whoever is killed cannot clear up after itself
-            shutil.rmtree(folder)
+        clear_after_kill()
 
 
 def controller_mount(name: str) -> Path | None:

@@ -93,7 +93,7 @@ class Blocked:
 
 
 @pytest.fixture
-def blocked(tmp_path: Path, private_tmpdir: Path) -> Iterator[Callable[..., Blocked]]:
+def blocked(tmp_path: Path, clear_after_kill: Callable[[], None]) -> Iterator[Callable[..., Blocked]]:
     """``blocked(args)`` starts the real command, which nobody reads."""
     made: list[Blocked] = []
 
@@ -104,8 +104,7 @@ def blocked(tmp_path: Path, private_tmpdir: Path) -> Iterator[Callable[..., Bloc
     yield start
     for one in made:
         one.end()
-    for folder in private_tmpdir.glob("rallypoint_*"):  # whoever is killed, or waits for nobody, cannot clear it up
-        shutil.rmtree(folder)
+    clear_after_kill()  # nor does one clear up that waits for nobody
 
 
 class Workers:
