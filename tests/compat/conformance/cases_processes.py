@@ -185,7 +185,7 @@ def programs_that_succeed() -> dict[str, Any]:
 def programs_that_fail() -> dict[str, Any]:
     with folder() as path:
         context = started(path, '[ "$LOCAL_RANK" = 1 ] && exit 5; exec sleep 30')
-        result = until(lambda: context.wait(1, 0.05), 10)
+        result = until(lambda: context.wait(1, 0.05))
         context.close()
         first = result.failures[1]
     return {
@@ -202,7 +202,7 @@ def programs_that_fail() -> dict[str, Any]:
 def programs_ended_by_signals() -> dict[str, Any]:
     with folder() as path:
         context = started(path, "kill -ABRT $$", 1)
-        result = until(lambda: context.wait(1, 0.05), 10)
+        result = until(lambda: context.wait(1, 0.05))
         context.close()
     failure = result.failures[0]
     return {"code": failure.exitcode, "signal": failure.signal_name(), "message": "SIGABRT" in failure.message}
@@ -213,7 +213,7 @@ def a_program_that_leaves_an_error_file() -> dict[str, Any]:
     with folder() as path:
         text = '{"message": {"message": "told", "extraInfo": {"py_callstack": "s", "timestamp": "1700000001"}}}'
         context = started(path, f"echo '{text}' > $TORCHELASTIC_ERROR_FILE; exit 1", 1)
-        result = until(lambda: context.wait(1, 0.05), 10)
+        result = until(lambda: context.wait(1, 0.05))
         context.close()
         failure = result.failures[0]
         return {
@@ -233,7 +233,7 @@ def waiting_for_programs() -> dict[str, Any]:
         took = time.monotonic() - begun
         pids = context.pids()
         context.close()
-        gone = until(lambda: not any(Path(f"/proc/{pid}/stat").exists() for pid in pids.values()), 5)
+        gone = until(lambda: not any(Path(f"/proc/{pid}/stat").exists() for pid in pids.values()))
         closed = outcome(context.close)
     return {"looked": plain(looked), "waited": plain(waited), "in time": 0.25 < took < 3, "gone": gone, "close again": closed}
 
@@ -250,7 +250,7 @@ def ending_programs() -> dict[str, Any]:
 
         with folder() as path:
             context = started(path, f"{trap}; printf '{words}\\n'; while :; do sleep 0.05; done", 1, redirects=Std.OUT)
-            until(lambda p=path: any("ready" in one.read_text() for one in p.rglob("stdout.log")), 30)
+            until(lambda p=path: any("ready" in one.read_text() for one in p.rglob("stdout.log")))
             begun = time.monotonic()
             answer = outcome(context.close, **arguments)
             pid = context.pids()[0]
@@ -329,7 +329,7 @@ def functions_that_return() -> dict[str, Any]:
 def functions_that_raise() -> dict[str, Any]:
     with folder() as path:
         context = functions(path, raises, ("the words", str(path / "there")))
-        result = until(lambda: context.wait(1, 0.05), 10)
+        result = until(lambda: context.wait(1, 0.05))
         context.close()
         failure = result.failures[0]
         data = failure.error_file_data["message"]
@@ -349,7 +349,7 @@ def functions_that_exit() -> dict[str, Any]:
     for code in (0, 7):
         with folder() as path:
             context = functions(path, exits, (code,), 1)
-            result = until(lambda c=context: c.wait(1, 0.05), 3)
+            result = until(lambda c=context: c.wait(1, 0.05))
             context.close()
             facts[str(code)] = plain(
                 [result and result.is_failed(), result and {rank: one.exitcode for rank, one in result.failures.items()}]
@@ -523,7 +523,7 @@ def the_tail_of_files() -> dict[str, Any]:
         for rank in range(2):
             with (path / f"{rank}.log").open("a") as file:
                 file.write(f"first {rank}\nsecond {rank}\n")
-        until(lambda: shown.getvalue().count("\n") == 4, 5)
+        until(lambda: shown.getvalue().count("\n") == 4)
         with (path / "0.log").open("a") as file:
             file.write("last\n")
         facts["stop"] = outcome(tail.stop)
@@ -548,7 +548,7 @@ def the_tail_with_prefixes_and_filters() -> dict[str, Any]:
             interval_sec=0.01,
             log_line_filter=lambda line: "good" in line,
         ).start()
-        until(lambda: shown.getvalue().count("\n") == 2, 5)
+        until(lambda: shown.getvalue().count("\n") == 2)
         tail.stop()
         nothing = TailLog("n", {}, empty).start()
         stopped = [outcome(nothing.stop), nothing.stopped()]
@@ -731,7 +731,7 @@ def a_signal_ends_a_wait() -> dict[str, Any]:
                 answer = [answer, plain(getattr(error, "sigval", None))]
             context.close(number)
             pids = context.pids().values()
-            facts[number.name] = [answer, until(lambda p=pids: not any(Path(f"/proc/{pid}/stat").exists() for pid in p), 5)]
+            facts[number.name] = [answer, until(lambda p=pids: not any(Path(f"/proc/{pid}/stat").exists() for pid in p))]
     return facts
 
 

@@ -266,7 +266,7 @@ def two_static_nodes() -> dict[str, Any]:
 
     with free_endpoint() as endpoint:
         handlers = [
-            create_rdzv_handler(parameters(backend="static", endpoint=endpoint, rank=rank, min_nodes=2, max_nodes=2, timeout=10))
+            create_rdzv_handler(parameters(backend="static", endpoint=endpoint, rank=rank, min_nodes=2, max_nodes=2, timeout=60))
             for rank in (0, 1)
         ]
         answers = together(*[lambda one=one: seat(one.next_rendezvous(), with_master=True) for one in handlers])
@@ -408,7 +408,7 @@ def several_handlers_meet() -> dict[str, Any]:
     late = DynamicRendezvousHandler.from_backend("run", shared, backend, 2, 3, timeout=timeout, keep_alive_interval=1)
     facts = {"ranks": ranks, "closed": [one.is_closed() for one in handlers], "waiting": handlers[0].num_nodes_waiting()}
     facts["set closed"] = outcome(handlers[0].set_closed)
-    facts["seen"] = [bool(until(one.is_closed, 5)) for one in handlers]
+    facts["seen"] = [bool(until(one.is_closed)) for one in handlers]
     facts["too late"] = outcome(late.next_rendezvous)
     facts["shutdown"] = [outcome(one.shutdown) for one in handlers]
     return facts
@@ -717,7 +717,7 @@ def a_node_that_waits() -> dict[str, Any]:
     alone = seat(first.next_rendezvous())
     joining = threading.Thread(target=lambda: outcome(second.next_rendezvous), daemon=True)
     joining.start()
-    waiting = until(first.num_nodes_waiting, 8)
+    waiting = until(first.num_nodes_waiting)
     pair = [seat(first.next_rendezvous())]
     facts = {"alone": alone, "waiting": waiting, "together": pair[0][1], "then": first.num_nodes_waiting()}
     facts["shutdown"] = [outcome(second.shutdown), outcome(first.shutdown)]

@@ -19,7 +19,7 @@ def gathering_from_all() -> dict[str, Any]:
     for rank in range(3):
         shared.set(f"prefix{rank}", f"data{rank}")
     alone = outcome(synchronize, store(), b"x", 0, 1, "alone")
-    gathered = together(*[lambda rank=rank: synchronize(shared, f"v{rank}".encode(), rank, 3, "sync", 10) for rank in range(3)])
+    gathered = together(*[lambda rank=rank: synchronize(shared, f"v{rank}".encode(), rank, 3, "sync", 60) for rank in range(3)])
     return {
         "get all": together(*[lambda rank=rank: get_all(shared, rank, "prefix", 3) for rank in range(3)]),
         "synchronize": gathered,
@@ -32,7 +32,7 @@ def gathering_leaves_these_keys() -> dict[str, Any]:
     from torch.distributed.elastic.utils.store import synchronize
 
     shared = store()
-    together(*[lambda rank=rank: synchronize(shared, b"d", rank, 2, "p/", 10) for rank in range(2)])
+    together(*[lambda rank=rank: synchronize(shared, b"d", rank, 2, "p/", 60) for rank in range(2)])
     return {
         "keys": sorted(key for key in ("p/0", "p/1", "p/.FINISHED", "p/.num_members", "p/.last_member") if shared.check([key]))
     }
@@ -54,15 +54,15 @@ def a_barrier_of_all() -> dict[str, Any]:
 
     shared = store()
     return {
-        "three": together(*[lambda: barrier(shared, 3, "b", 10)] * 3),
+        "three": together(*[lambda: barrier(shared, 3, "b", 60)] * 3),
         "alone": outcome(barrier, store(), 1, "c", 5),
         "named": together(
             *[
-                lambda rank=rank: barrier(store=shared, world_size=2, key_prefix="d", barrier_timeout=10, rank=rank)
+                lambda rank=rank: barrier(store=shared, world_size=2, key_prefix="d", barrier_timeout=60, rank=rank)
                 for rank in range(2)
             ]
         ),
-        "again": together(*[lambda: barrier(shared, 2, "e", 5)] * 2),
+        "again": together(*[lambda: barrier(shared, 2, "e", 60)] * 2),
     }
 
 

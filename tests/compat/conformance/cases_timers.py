@@ -172,7 +172,7 @@ def a_server_runs_in_its_thread() -> dict[str, Any]:
     server = served()(queue_of())
     threads = threading.active_count()
     server.start()
-    running = until(lambda: len(server.calls) > 4, 5)
+    running = until(lambda: len(server.calls) > 4)
     more = threading.active_count() - threads
     stopped = outcome(server.stop)
     count = len(server.calls)

@@ -19,7 +19,7 @@ import warnings
 from tests.compat.conformance import harness
 from tests.compat.conformance.comparing import FAILED
 
-CASE_S = 60.0
+CASE_S = 200.0
 
 
 def main(side: str, chosen: list[str]) -> None:

@@ -16,7 +16,7 @@ import rallypoint
 ROOT = Path(__file__).parents[3]
 FACTS = Path(__file__).with_name("facts.json")
 PYTHON = f"{sys.version_info[0]}.{sys.version_info[1]}"
-SIDE_S = 100.0
+SIDE_S = 400.0
 # Torch's stores look up the name of everybody whom they meet, and wait for seconds where no name server answers.
 NO_NAME_SERVER = {"RES_OPTIONS": "attempts:0", "TORCH_CPP_LOG_LEVEL": "ERROR"}
 # Parts of the suite for which torch takes about the same time.
