@@ -37,7 +37,7 @@ INHERITED_HANDLERS = {
     signal.SIGHUP: signal.SIG_DFL,
 }
 LEFTOVER_DEADLINE_S = 3.0
-DEFAULT_TIMEOUT_S = 30.0
+PATIENCE_S = 60.0  # for what must come sooner or later; a test may last twice as long
 AT_ONCE_S = 10.0  # for what takes milliseconds on a machine of its own; what it is told from takes longer still, mostly 30 s
 LONG_PARAMETER, SHOWN_OF_IT = 64, 16
 LONGEST_NAME = 300
@@ -134,14 +134,14 @@ def poll_until(condition: Condition, timeout_s: float) -> object:
 
 
 class WaitUntil(Protocol):
-    def __call__(self, condition: Condition, timeout_s: float = 10.0) -> object: ...
+    def __call__(self, condition: Condition, timeout_s: float = PATIENCE_S) -> object: ...
 
 
 @pytest.fixture(scope="session")
 def wait_until() -> WaitUntil:
     """``wait_until(condition, timeout_s)`` gives the condition's first true value and fails the test if there is none in time."""
 
-    def wait(condition: Condition, timeout_s: float = 10.0) -> object:
+    def wait(condition: Condition, timeout_s: float = PATIENCE_S) -> object:
         __tracebackhide__ = True
         value = poll_until(condition, timeout_s)
         if not value:
@@ -355,7 +355,7 @@ def merged_environment(env: Mapping[str, str] | None) -> dict[str, str]:
 
 class RunRallyrun(Protocol):
     def __call__(
-        self, args: Sequence[Argument], env: Mapping[str, str] | None = None, timeout: float = DEFAULT_TIMEOUT_S
+        self, args: Sequence[Argument], env: Mapping[str, str] | None = None, timeout: float = PATIENCE_S
     ) -> subprocess.CompletedProcess[str]: ...
 
 
@@ -364,7 +364,7 @@ def rallyrun(tmp_path: Path) -> RunRallyrun:
     """``rallyrun(args, env=…, timeout=…)`` runs the real command to its end, with both streams in pipes."""
 
     def run(
-        args: Sequence[Argument], env: Mapping[str, str] | None = None, timeout: float = DEFAULT_TIMEOUT_S
+        args: Sequence[Argument], env: Mapping[str, str] | None = None, timeout: float = PATIENCE_S
     ) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             command_line(args), env=merged_environment(env), cwd=tmp_path, timeout=timeout,
@@ -403,14 +403,14 @@ class RunningRallyrun:
     def send_signal(self, number: int) -> None:
         self.process.send_signal(number)
 
-    def wait(self, timeout_s: float = DEFAULT_TIMEOUT_S) -> int:
+    def wait(self, timeout_s: float = PATIENCE_S) -> int:
         """The exit code."""
         try:
             return self.process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             pytest.fail(f"rallyrun still ran after {timeout_s:g} s\n{self._so_far()}")
 
-    def wait_for(self, condition: Condition, timeout_s: float = 10.0) -> object:
+    def wait_for(self, condition: Condition, timeout_s: float = PATIENCE_S) -> object:
         """The first true value of `condition`; fails when the launcher ends before, or after `timeout_s`."""
         __tracebackhide__ = True
         poll_until(lambda: condition() or self.process.poll() is not None, timeout_s)
@@ -420,7 +420,7 @@ class RunningRallyrun:
             pytest.fail(f"waited {timeout_s:g} s for a condition in vain; rallyrun {how}\n{self._so_far()}")
         return value
 
-    def wait_for_line(self, text: str, timeout_s: float = 10.0) -> str:
+    def wait_for_line(self, text: str, timeout_s: float = PATIENCE_S) -> str:
         """The first whole line, of either stream, that contains `text`."""
         __tracebackhide__ = True
         return str(self.wait_for(lambda: self._line_with(text), timeout_s))

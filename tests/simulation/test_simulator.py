@@ -30,6 +30,7 @@ HAPPENS = (
 EVENTFUL_SEEDS = (0, 1, 3, 4, 5, 6, 7, 8, 11, 16, 38, 42, 55, 108, 246)
 
 
+@pytest.mark.timeout(600)  # seconds of computing, which take minutes where many others compute
 @pytest.mark.parametrize("begin", range(0, SEEDS, BATCH))
 def test_no_seed_breaks_a_rule(begin: int) -> None:
     """P02, P03, P04, P07, P14, P26, P27, P41, P46, P48: all members hold the same world, no two generations run at once, ranks

@@ -284,7 +284,7 @@ def test_a_wrong_endpoint_beside_one_that_is_down_is_no_refusal() -> None:
     with fake_endpoint(lambda visitor: None) as endpoint:
         address = endpoint.address
     with fake_endpoint(say(NOT_FOUND)) as wrong:
-        error = trouble_of(EtcdAccess((wrong.address, address)), 0.5)
+        error = trouble_of(EtcdAccess((wrong.address, address)), 3.0)
     assert isinstance(error, UnreachableError)
     assert "is not etcd" in str(error)
     assert "connection refused" in str(error)

@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from statistics import median
 from typing import Any
 
 QUICK = "last_call_timeout=0.2,keep_alive_interval=0.4"
@@ -65,22 +66,22 @@ def test_a_node_that_is_stopped_may_come_back_any_number_of_times(job: Any, with
     host = job.start_host(nnodes="1:3", workers=1)
     second = job.start(nnodes="1:3", workers=1)
     stays = [second, host]
-    leave_s, return_s = 0.0, 0.0
+    leaves_s, returns_s = [], []
     for _ in range(20):
         began_at = time.monotonic()
         guest = job.start(nnodes="1:3", workers=1)
         guests = guest.wait_for_world(3)
         groups = [node.wait_for_world(3, since=began_at) for node in stays]
-        return_s = max(return_s, latest(guests, *groups) - began_at)
+        returns_s.append(latest(guests, *groups) - began_at)
         assert sorted(start.rank for group in (guests, *groups) for start in group) == [0, 1, 2]
         stopped_at = time.monotonic()
         assert guest.end(signal.SIGTERM) == 143
         groups = [node.wait_for_world(2, since=stopped_at) for node in stays]
-        leave_s = max(leave_s, latest(*groups) - stopped_at)
+        leaves_s.append(latest(*groups) - stopped_at)
         assert sorted(start.rank for group in groups for start in group) == [0, 1]
         assert all(start.restarts == 0 for group in groups for start in group)
-    within("the slowest of 20 departures", leave_s, 1.0)
-    within("the slowest of 20 returns", return_s, 1.0)
+    within("the median of 20 departures", median(leaves_s), 1.0)
+    within("the median of 20 returns", median(returns_s), 1.0)
     job.finish()
     assert [node.wait() for node in stays] == [0, 0]
 
