@@ -34,6 +34,7 @@ class NoHold:
     hurry_fd: int | None = None
     licence_expired = False
     staying: frozenset[int] = frozenset()
+    ends_with_failure = False
 
     def kill_at_once(self) -> None:
         return

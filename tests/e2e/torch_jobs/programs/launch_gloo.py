@@ -1,4 +1,4 @@
-"""One node of three, whose workers are functions that meet by gloo and leave their process group as it is; prints what they returned."""
+"""One node of three; its workers are functions that meet by gloo, and leave their process group as it is."""
 
 import json
 import sys
