@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 import sys
-from argparse import REMAINDER, ArgumentParser
+from argparse import REMAINDER, Action, ArgumentParser
 
 from rallypoint.agent.config import LaunchConfig
 from rallypoint.agent.launch import elastic_launch
@@ -81,6 +81,7 @@ TORCHRUN_FLAGS = (
     "--local-ranks-filter",
     "--duplicate-stdout-filters",
     "--duplicate-stderr-filters",
+    "--log-line-prefix-template",
     "--node-rank",
     "--master-addr",
     "--master-port",
@@ -90,6 +91,7 @@ TORCHRUN_FLAGS = (
     "--signals-to-handle",
     "--shutdown-timeout",
     "--virtual-local-rank",
+    "--print-completion",
 )
 
 _TYPES: dict[str, Any] = {"str": str, "choice": str, "int": int, "float": float, "list": split_list}
@@ -155,4 +157,15 @@ def _add(parser: ArgumentParser, option: Option) -> None:
     rules["default"] = [] if option.kind == "list" else option.default
     if option.choices:
         rules["choices"] = list(option.choices)
-    parser.add_argument(*names, action=env if option.has_variable else "store", **rules)
+    action = _PrintCompletion if option.answers else env if option.has_variable else "store"
+    parser.add_argument(*names, action=action, **rules)
+
+
+class _PrintCompletion(Action):
+    """A flag that is answered, and ends the program."""
+
+    def __call__(self, parser: ArgumentParser, namespace: Namespace, values: Any, option_string: str | None = None) -> None:
+        from rallypoint.cli.usage import completion_script
+
+        print(completion_script(values), end="")
+        parser.exit()

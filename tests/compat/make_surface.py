@@ -1,6 +1,8 @@
-"""Write surface.json: the public surface of the installed torch's launcher, as introspection shows it.
+"""Write surface-VERSION.json: the public surface of the installed torch's launcher, as introspection shows it.
 
-    python tests/compat/make_surface.py
+    python -m tests.compat.make_surface
+
+Of torch 2.15 only the Python files of the launcher were at hand, and were imported within an installed 2.13.
 
 `describe` is what the tests use on rallypoint's own names, so that both are seen with the same eyes. Annotations are left out:
 they bind nobody. Nothing of torch's source is read, only its objects are looked at.
@@ -21,7 +23,7 @@ import types
 from pathlib import Path
 from typing import Any
 
-SURFACE = Path(__file__).with_name("surface.json")
+SURFACE = Path(__file__).with_name("surface-2.15.json")  # the newest that there is one of
 ROOTS = (
     "torch.distributed.elastic",
     "torch.distributed.launcher",
@@ -196,11 +198,25 @@ def make_surface() -> dict[str, Any]:
     return surface
 
 
+def surface_of(version: str) -> Path:
+    return SURFACE.with_name(f"surface-{'.'.join(version.split('.')[:2])}.json")
+
+
+def every_name() -> dict[str, list[str]]:
+    """All that each module holds, what it has imported included."""
+    modules = {name: importlib.import_module(name) for name in module_names()}
+    return {name: sorted(one for one in vars(module) if not one.startswith("__")) for name, module in modules.items()}
+
+
+def make_document(version: str) -> dict[str, Any]:
+    return {"torch": version, "modules": make_surface(), "names": every_name()}
+
+
 def main() -> None:
     import torch
 
-    document = {"torch": torch.__version__.partition("+")[0], "modules": make_surface()}
-    SURFACE.write_text(as_text(document))
+    document = make_document(torch.__version__.partition("+")[0])
+    surface_of(document["torch"]).write_text(as_text(document))
 
 
 def as_text(document: dict[str, Any]) -> str:
@@ -209,7 +225,9 @@ def as_text(document: dict[str, Any]) -> str:
     for module, names in sorted(document["modules"].items()):
         lines = ",\n".join(f"   {json.dumps(name)}: {json.dumps(facts)}" for name, facts in sorted(names.items()))
         modules.append(f"  {json.dumps(module)}: {{\n{lines}\n  }}" if lines else f"  {json.dumps(module)}: {{}}")
-    return f'{{\n "torch": {json.dumps(document["torch"])},\n "modules": {{\n' + ",\n".join(modules) + "\n }\n}\n"
+    names = ",\n".join(f"  {json.dumps(module)}: {json.dumps(held)}" for module, held in sorted(document["names"].items()))
+    parts = [json.dumps(document["torch"]), "{\n" + ",\n".join(modules) + "\n }", "{\n" + names + "\n }"]
+    return '{{\n "torch": {},\n "modules": {},\n "names": {}\n}}\n'.format(*parts)
 
 
 if __name__ == "__main__":

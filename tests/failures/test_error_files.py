@@ -8,10 +8,13 @@ import signal
 import subprocess
 import sys
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from rallypoint.failures import error_files
 from rallypoint.failures.error_files import ErrorHandler, get_error_handler, read_error_file, record
 from rallypoint.failures.process_failure import ChildFailedError, ProcessFailure
 
@@ -37,6 +40,10 @@ def run_worker(source: str, **env: str) -> subprocess.CompletedProcess[str]:
 
 def boom() -> None:
     raise ValueError("boom")
+
+
+def fine() -> None:
+    pass
 
 
 def test_an_exception_is_recorded_and_raised_again(error_file: Path) -> None:
@@ -154,14 +161,79 @@ def test_a_launcher_passes_its_workers_error_on(error_file: Path, tmp_path: Path
     assert read_error_file(str(error_file)) == expected
 
 
-def test_a_launcher_whose_worker_left_no_error_file_tells_what_it_knows(error_file: Path) -> None:
-    """P01: also where launchers are nested, and nobody used a decorator."""
+def test_a_launcher_whose_worker_left_no_error_file_leaves_none_either(error_file: Path) -> None:
+    """What it knows stands on its stderr, where an outer launcher finds it."""
     with pytest.raises(ChildFailedError):
         record(fail, Quiet())(failure_of_a_worker("", exitcode=-signal.SIGSEGV))
-    outer = ProcessFailure(0, 1, 1, str(error_file))
-    assert "rank 0 was killed by SIGSEGV" in outer.message
-    first_line = str(ChildFailedError("outer.py", {0: outer})).splitlines()[1]
-    assert first_line == "outer.py FAILED: rank 0 raised ChildFailedError: train.py FAILED: rank 0 was killed by SIGSEGV"
+    assert not error_file.exists()
+
+
+class OfOldTimes:
+    """A handler that was written for torch 2.13, and is no subclass of ours."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def initialize(self) -> None:
+        self.calls.append("initialize")
+
+    def record_exception(self, e: BaseException) -> None:
+        self.calls.append(f"record_exception {e}")
+
+
+def test_a_handler_written_for_an_older_torch_works() -> None:
+    handler: Any = OfOldTimes()
+    assert record(lambda: 5, handler)() == 5
+    with pytest.raises(ValueError, match="boom"):
+        record(fail, handler)(ValueError("boom"))
+    assert handler.calls == ["initialize", "initialize", "record_exception boom"]
+
+
+class OfToday(Quiet):
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def set_entrypoint_fn_name(self, fn_name: str | None) -> None:
+        self.calls.append(f"name {fn_name}")
+
+    def initialize(self) -> None:
+        self.calls.append("initialize")
+
+    def record_exception(self, e: BaseException) -> None:
+        self.calls.append(f"record_exception {e}")
+
+    def record_success(self) -> None:
+        self.calls.append("success")
+        raise RuntimeError("in record_success")
+
+
+def test_a_handler_is_told_which_function_runs_and_that_it_returned() -> None:
+    """The name before all else; the success outside of what catches the function's exceptions. As torch 2.15 does."""
+    handler = OfToday()
+    with pytest.raises(RuntimeError, match="in record_success"):
+        record(fine, handler)()
+    assert handler.calls == ["name fine", "initialize", "success"]
+    handler.calls.clear()
+    with pytest.raises(ValueError, match="boom"):
+        record(fail, handler)(ValueError("boom"))
+    assert handler.calls == ["name fail", "initialize", "record_exception boom"]
+
+
+class Knowing(ErrorHandler):
+    def maybe_enrich_signal_failure_message(self, message: str, error_file: str) -> str:
+        return f"{message}, as {error_file} is what a signal leaves"
+
+
+@pytest.mark.parametrize(("handler", "told"), [(Knowing, True), (OfOldTimes, False), (ErrorHandler, False)])
+def test_a_handler_may_add_to_what_is_told_of_a_signal(
+    handler: Callable[[], Any], told: bool, error_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only where the signal is all that is known; and one that does not know how breaks nothing."""
+    monkeypatch.setattr(error_files, "get_error_handler", handler)
+    killed, failed = ProcessFailure(0, 9, -9, ""), ProcessFailure(0, 9, 1, "")
+    assert ("as <N/A> is what" in str(ChildFailedError("x", {0: killed}))) == told
+    assert "what a signal leaves" not in str(ChildFailedError("x", {0: failed}))
+    assert killed.message == "Signal 9 (SIGKILL) received by PID 9"
 
 
 def test_a_child_error_without_failures_is_recorded_as_any_other(error_file: Path) -> None:

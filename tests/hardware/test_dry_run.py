@@ -201,7 +201,7 @@ def test_p40_the_plan_is_what_a_start_would_use() -> None:
     """The environment comes from the same function as the worker's own."""
     env = environment(describe(config(), sys.executable, []), 1)
     group = Group(
-        "trainer", 0, 1, 2, "", 0, 0, 0, "job-7", False, "SIGTERM,SIGINT,SIGHUP,SIGQUIT", "host", None, False, None, {}, {}
+        "trainer", 0, 1, 2, "", 0, 0, 1, 0, "job-7", False, "SIGTERM,SIGINT,SIGHUP,SIGQUIT", "host", None, False, None, {}, {}
     )  # fmt: skip
     real = plan_worker(group, WorkerRanks(1, 1, 1, 2, 2), []).env
     assert env.keys() == {*real, "TORCHELASTIC_ERROR_FILE"}

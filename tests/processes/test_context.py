@@ -165,14 +165,17 @@ def test_an_end_is_seen_at_once_whatever_the_period(start: Callable[..., PContex
     assert time.monotonic() - started_at < AT_ONCE_S
 
 
-def test_one_failure_ends_the_wait_and_the_others_go_on(start: Callable[..., PContext], alive: Alive) -> None:
+@pytest.mark.parametrize("ends", [True, False])
+def test_one_failure_ends_the_wait_and_the_others_unless_they_are_left_to_an_agent(
+    ends: bool, start: Callable[..., PContext], alive: Alive
+) -> None:
     context = start(SLEEP, "exit 7", SLEEP)
+    context.ends_with_failure = ends
     result = finished(context)
     assert result.is_failed()
     assert exit_codes(result) == {1: 7}
     assert result.return_values == {}
-    assert alive(context.pids()[0])
-    assert alive(context.pids()[2])
+    assert [alive(context.pids()[rank]) for rank in (0, 2)] == [not ends] * 2
     assert result.failures[1].pid == context.pids()[1]
     assert result.failures[1].local_rank == 1
 
@@ -190,6 +193,7 @@ def test_later_failures_join_the_earlier(start: Callable[..., PContext], tmp_pat
     go = tmp_path / "go"
     os.mkfifo(go)
     context = start("exit 3", f"read line < {go}; exit 4")
+    context.ends_with_failure = False
     assert exit_codes(finished(context)) == {0: 3}
     go.write_text("now\n")
     deadline = time.monotonic() + 10

@@ -37,7 +37,7 @@ METHODS = ("spawn", "fork", "forkserver")
 every_method = pytest.mark.parametrize("method", METHODS)
 
 FUNCTIONS = '''
-import os, signal, subprocess, sys, threading, time
+import atexit, os, signal, subprocess, sys, threading, time
 
 BEFORE_THE_START = []
 
@@ -96,10 +96,30 @@ def unreadable():
 def sleep():
     time.sleep(60)
 
+def return_early(folder):
+    """Rank 0 at once, deaf to SIGTERM; the others when they are told to: to return, or to fail."""
+    if os.environ["RANK"] == "0":
+        signal.signal(signal.SIGTERM, lambda *_: None)
+        atexit.register(open, f"{folder}/left", "w")
+        open(f"{folder}/returned", "w").close()
+        return os.getpid()
+    while not os.path.exists(f"{folder}/go"):
+        time.sleep(0.005)
+    if open(f"{folder}/go").read() == "fail":
+        raise Refusal("told to")
+    return os.getpid()
+
 def speak():
     print("to stdout", flush=True)
     print("to stderr", file=sys.stderr)
     sys.stdout.write("not flushed")
+
+def work_longer(seconds):
+    """Rank 1 stays at work for this time, which the other has left to wait."""
+    end = time.monotonic() + seconds if os.environ["RANK"] == "1" else 0
+    while time.monotonic() < end:
+        open("/proc/self/stat").read()
+        time.sleep(0.02)
 
 def seen_before():
     return list(BEFORE_THE_START)
@@ -299,6 +319,79 @@ def test_what_is_running_is_ended_by_close(
     assert not any(map(alive, context.pids().values()))
 
 
+# --- leaving together ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def one_stays(
+    functions: ModuleType, start: Callable[..., PContext], tmp_path: Path, wait_until: Any
+) -> Callable[[str], MultiprocessContext]:
+    """``one_stays(method)``: two workers, of which the first has returned, and the second waits for the file ``go``."""
+
+    def run(method: str) -> MultiprocessContext:
+        context = start(functions.return_early, str(tmp_path), method=method, workers=2)
+        assert isinstance(context, MultiprocessContext)
+        wait_until(lambda: context.wait(0) is not None or context.staying, 30)
+        assert context.staying == {0}
+        return context
+
+    return run
+
+
+def tell_the_other(folder: Path, word: str) -> None:
+    (folder / "go.new").write_text(word)
+    (folder / "go.new").rename(folder / "go")
+
+
+@every_method
+def test_f31_who_has_returned_stays_until_all_have(
+    method: str, one_stays: Callable[[str], MultiprocessContext], tmp_path: Path, alive: Callable[[int], bool]
+) -> None:
+    """F31: no process ends, and nothing that was left to its end is done, before the last function has returned."""
+    context = one_stays(method)
+    assert alive(context.pids()[0])
+    tell_the_other(tmp_path, "return")
+    assert finished(context).return_values == context.pids()
+    assert context.staying == frozenset()
+    assert not alive(context.pids()[0])
+    assert (tmp_path / "left").exists() == (method == "spawn")  # a fork does not do what is left to an interpreter's end
+
+
+@every_method
+def test_f31_who_stays_is_ended_with_the_group_though_it_is_deaf_to_the_signal(
+    method: str, one_stays: Callable[[str], MultiprocessContext], tmp_path: Path, alive: Callable[[int], bool]
+) -> None:
+    """F31: when another fails, and when the group is closed, without the time of grace."""
+    context = one_stays(method)
+    if method == "fork":
+        tell_the_other(tmp_path, "fail")
+        assert set(finished(context).failures) == {1}
+    began_at = time.monotonic()
+    context.close(timeout=60)
+    assert time.monotonic() - began_at < AT_ONCE_S
+    assert not any(map(alive, context.pids().values()))
+
+
+@every_method
+def test_f31_who_stays_dies_with_its_launcher(
+    method: str, script: Callable[..., Path], tmp_path: Path, wait_until: Any, alive: Callable[[int], bool]
+) -> None:
+    program = script(PREAMBLE.format(method=method) + STAYING, "program.py")
+    launcher = subprocess.Popen([sys.executable, program], cwd=tmp_path)
+    try:
+        wait_until((tmp_path / "worker0.pid").exists, 30)
+    finally:
+        launcher.kill()
+        launcher.wait()
+    wait_until(lambda: not alive(int((tmp_path / "worker0.pid").read_text())))
+
+
+def test_f31_who_stays_does_not_hang(functions: ModuleType, tmp_path: Path) -> None:
+    """F31: it is as still as one that hangs, for longer than that may be."""
+    launch = elastic_launch(config(tmp_path, workers=2, hang_timeout=1.0), functions.work_longer)
+    assert launch(3.0) == {0: None, 1: None}
+
+
 # --- what a worker finds ---------------------------------------------------------------------------------------------------
 
 
@@ -374,11 +467,15 @@ def test_a_worker_holds_no_line_between_agent_and_warden(
 ) -> None:
     """Who holds one keeps the agent from seeing the warden's end; and the streams of its neighbours are not its affair."""
     before = files_of_this_process()
+    shared = []  # the one line by which workers leave together
     for found in finished(start(functions.open_files, method=method, workers=3)).return_values.values():
         added = [name for name in found if name not in before]
-        assert not [name for name in added if name.startswith("socket:") or "pidfd" in name]
+        assert not [name for name in added if "pidfd" in name]
+        shared.append([name for name in added if name.startswith("socket:")])
         assert method == "fork" or len([name for name in added if name.startswith("pipe:")]) <= 1, "more than its own stderr"
         assert len([name for name in added if "memfd:result" in name]) == 1, "more than its own result"
+    assert len(shared[0]) == 1
+    assert shared == [shared[0]] * 3
 
 
 @every_method
@@ -711,6 +808,19 @@ def work():
         os._exit(0)
     report(f"worker{rank}")
     time.sleep(60)
+
+if __name__ == "__main__":
+    launch(work)
+"""
+
+
+STAYING = """
+def work():
+    if os.environ["RANK"] == "1":
+        time.sleep(60)
+    with open("worker0.new", "w") as file:
+        file.write(str(os.getpid()))
+    os.rename("worker0.new", "worker0.pid")
 
 if __name__ == "__main__":
     launch(work)

@@ -7,7 +7,6 @@ import os
 import signal
 import stat
 import subprocess
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from rallypoint.errors import UsageError
-from rallypoint.timers import FileTimerClient, FileTimerRequest, FileTimerServer, file_timer
+from rallypoint.timers import FileTimerClient, FileTimerRequest, FileTimerServer, expires, file_timer
 from rallypoint.timers.file_server import RequestLines, TimerPipe, check_timer_file, parse_request
 from rallypoint.timers.file_timer import LINE_MAX, describe_expiry
 
@@ -117,28 +116,19 @@ def test_more_timers_than_there_is_room_for_are_refused(pipe: str, caplog: pytes
 # --- the client ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_client_without_a_server_says_so(pipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(file_timer, "SERVER_WAIT_S", 0.05)
+def test_a_client_without_a_server_says_so_at_once(pipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To whoever opens the block, and once; a server is there before its clients are."""
+    monkeypatch.setattr(time, "sleep", lambda _: pytest.fail("it waited"))
     client = FileTimerClient(pipe)
-    with pytest.raises(BrokenPipeError, match="FileTimerServer is not available"):
-        client.acquire("s", 1.0)
+    with pytest.raises(BrokenPipeError, match="FileTimerServer is not available"), expires(60, client=client):
+        pytest.fail("the block was entered")
     os.mkfifo(pipe)
     with pytest.raises(BrokenPipeError, match="FileTimerServer is not available"):
         client.release("s")
 
 
-def test_a_client_waits_for_a_server_that_comes(pipe: str, wait_until: Any) -> None:
-    thread = threading.Thread(target=FileTimerClient(pipe).acquire, args=("s", time.time() + 60))
-    thread.start()
-    server = FileTimerServer(pipe, "run")
-    server.start()
-    thread.join(10)
-    wait_until(lambda: server.get_expired_timers(time.time() + 100))
-    server.stop()
-
-
 def test_a_client_waits_for_room_in_the_pipe_but_not_for_ever(pipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(file_timer, "SERVER_WAIT_S", 0.1)
+    monkeypatch.setattr(file_timer, "ROOM_WAIT_S", 0.1)
     end = TimerPipe(pipe)
     client = FileTimerClient(pipe)
 

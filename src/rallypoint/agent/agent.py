@@ -136,8 +136,10 @@ class SimpleElasticAgent(ElasticAgent):
             action = self._observe(self._attempt(action))
         if isinstance(action, agent_machine.Abandon):
             raise self._ended_by or RuntimeError(action.why)
-        if not action.succeeded and not self._last_result.is_failed():
-            self._last_result = RunResult(WorkerState.FAILED)  # for a reason that lies elsewhere
+        if not action.succeeded:
+            self._worker_group.state = WorkerState.FAILED
+            if not self._last_result.is_failed():
+                self._last_result = RunResult(WorkerState.FAILED)  # for a reason that lies elsewhere
         return self._last_result
 
     def _observe(self, seen: agent_machine.Observation) -> agent_machine.Action:

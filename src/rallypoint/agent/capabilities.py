@@ -33,6 +33,8 @@ class NoHold:
     kill_wait_s = 0.0
     hurry_fd: int | None = None
     licence_expired = False
+    staying: frozenset[int] = frozenset()
+    ends_with_failure = False
 
     def kill_at_once(self) -> None:
         return

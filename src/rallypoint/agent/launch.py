@@ -69,6 +69,7 @@ def _launch_agent(config: LaunchConfig, entrypoint: Entrypoint, args: list[Any],
     events.check_sink(config.event_log_handler)
     metrics.initialize_metrics(metrics.MetricsConfig(config.metrics_cfg))
     _check_watches(config)
+    environment.write({defaults.ENV_SIGNALS_TO_HANDLE: config.signals_to_handle})
     listeners = [] if health_check_server is not None else _open_health_port(config)
     try:
         spec = _worker_spec(config, entrypoint, args)
@@ -116,7 +117,10 @@ def _open_health_port(config: LaunchConfig) -> list[socket.socket]:
         return []
     from rallypoint.health.server import open_listeners_or_explain, resolve_health_port
 
-    return open_listeners_or_explain(config.health_addr, resolve_health_port(config.health_port))
+    port = resolve_health_port(config.health_port)
+    if config.health_port is None:  # the agents of a host inherit the variable, and one can have the port: each tries it
+        return []
+    return open_listeners_or_explain(config.health_addr, port)
 
 
 def _worker_spec(config: LaunchConfig, entrypoint: Entrypoint, args: Sequence[Any]) -> WorkerSpec:

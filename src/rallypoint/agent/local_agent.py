@@ -153,10 +153,15 @@ class LocalElasticAgent(SimpleElasticAgent):
             return
         stopping_s = self._shutdown_timeout + (self._kill_wait_s or defaults.UNINTERRUPTIBLE_TIMEOUT_S)
         server = self._monitor.make_health_server(self._health_addr, self._health_listeners, stopping_s)
-        self._health_check_server = server
-        if server is not None:
+        if server is None:
+            return
+        try:
             server.start()
-            report.info(f"health checks are answered at port {server.port}: /healthz, /readyz, /metrics")
+        except UsageError as error:  # a port that a flag names was opened, or refused, before
+            report.warn(f"the job goes on without a health endpoint: {error}")
+            return
+        self._health_check_server = server
+        report.info(f"health checks are answered at port {server.port}: /healthz, /readyz, /metrics")
 
     def _setup_local_watchdog(self, envs: dict[int, dict[str, str]]) -> None:
         """Watch over file timers, where the environment asks for it, and tell the workers where."""
@@ -185,6 +190,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         plans = plan_workers(
             worker_group,
             restart_count=self._restarts(),
+            generation=self._run_record.next_generation(self._peers.job.generation()),
             run_id=handler.get_run_id(),
             use_agent_store=bool(handler.use_agent_store),
             signals_to_handle=self._signals_to_handle,
@@ -212,6 +218,7 @@ class LocalElasticAgent(SimpleElasticAgent):
                 **licence,
             )
         hold = hold_on(self._pcontext)
+        hold.ends_with_failure = False  # it is stopped when others have been told, in the time that is left
         if self._kill_wait_s is not None:
             hold.kill_wait_s = self._kill_wait_s
         self._peers.job.on_fence(hold.kill_at_once)

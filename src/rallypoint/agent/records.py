@@ -158,12 +158,16 @@ class RunRecord:
         self.board.change(ledger=ledger, why=why)
         self._note_at(now, "phase", facts)
 
+    def next_generation(self, of_job: int) -> int:
+        """The number of the generation that is about to start; where the job counts none (0), we do."""
+        return of_job or self.board.status.generation + 1
+
     def formed(self, group: WorkerGroup, generation: int, restarts: int) -> None:
         """All workers of a generation have been started here."""
         ranks = tuple(worker.global_rank for worker in group.workers)
         pids = tuple(worker.id if isinstance(worker.id, int) else str(worker.id) for worker in group.workers)
         shared: dict[str, object] = {
-            "generation": generation or self.board.status.generation + 1,
+            "generation": self.next_generation(generation),
             "group_rank": group.group_rank,
             "group_world_size": group.group_world_size,
             "world_size": group.workers[0].world_size if group.workers else 0,

@@ -138,7 +138,7 @@ class WorkerMonitor:
         look_at, now = self.next_look_at(), time.monotonic()
         if self._hang_watch is None or look_at is None or now < look_at:
             return
-        hang = self._hang_watch.look(now)
+        hang = self._hang_watch.look(now, hold_on(self._read_context()).staying)
         if hang is not None:
             self._end_hung(hang)
 

@@ -1,7 +1,8 @@
 """What this process finds around it: its environment, read here and nowhere else, and torch, where the program has loaded that.
 
-The environment is never written: what a worker is to find in its own is laid over a copy of this one. The names of the variables
-are in `defaults`. Torch is never imported by us, and `rallypoint.compat` may have put stand-ins in its place.
+What a worker is to find in its own environment is laid over a copy of this one, which is written only where torch writes it
+(`write`). The names of the variables are in `defaults`. Torch is never imported by us, and `rallypoint.compat` may have put
+stand-ins in its place.
 """
 
 from __future__ import annotations
@@ -17,9 +18,14 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-__all__ = ["StandIn", "first_of", "imported_torch", "is_on", "own", "temporary_dir", "text", "torch_distributed"]
+__all__ = ["StandIn", "first_of", "imported_torch", "is_on", "own", "temporary_dir", "text", "torch_distributed", "write"]
 
 own: Mapping[str, str] = os.environ  # as it is at any moment
+
+
+def write(variables: Mapping[str, str]) -> None:
+    """Put these into this process's own environment: programs for torch look for them there."""
+    os.environ.update(variables)
 
 
 def text(name: str, default: str = "") -> str:

@@ -224,6 +224,10 @@ def _elastic_settings(settings: dict[str, Any], least: int, most: int) -> dict[s
 
 
 def _parse_settings(text: str) -> dict[str, Any]:
+    """Without the quotes around it all that a shell may have left there."""
+    text = text.strip()
+    if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"":
+        text = text[1:-1]
     settings: dict[str, Any] = {}
     for piece in filter(None, map(str.strip, text.split(","))):
         key, _, value = (part.strip() for part in piece.partition("="))

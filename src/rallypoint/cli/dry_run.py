@@ -112,6 +112,7 @@ def _plans(config: LaunchConfig, entry: Entrypoint, arguments: Sequence[Any]) ->
     return plan_workers(
         group,
         restart_count=0,
+        generation=1,
         run_id=config.run_id or _START,
         use_agent_store=False,
         signals_to_handle=config.signals_to_handle,

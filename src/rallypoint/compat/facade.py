@@ -11,6 +11,7 @@ from importlib import import_module
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
+from rallypoint.compat.python_names import IMPORTS, LOGGERS
 from rallypoint.compat.table import FACADE_OF, TABLE
 
 TYPE_CHECKING = False
@@ -26,7 +27,9 @@ Home = tuple[str, str]  # a module, and an attribute of it; without an attribute
 _OWN_DICT: Any = vars(ModuleType)["__dict__"]
 _NOTHING = object()
 _STANDARD_LIBRARY = ""
+_FROM = "from "
 _ALIASES = "@"
+_LOGGERS = "@logger"
 
 
 class Facade(ModuleType):
@@ -43,6 +46,10 @@ class Facade(ModuleType):
 
     def _look_up(self, name: str, home: Home) -> Any:
         module, attribute = home
+        if module == _LOGGERS:
+            from logging import getLogger
+
+            return getLogger(attribute)
         try:
             value = import_module(module)
             if attribute:
@@ -126,8 +133,9 @@ def public_names(place: str) -> list[str]:
 @cache
 def homes_behind(place: str) -> dict[str, tuple[Home, ...]]:
     """Where in our modules each name of this module of torch's is; where several use it, the first is the one to ask."""
-    found: dict[str, tuple[Home, ...]] = {}
-    for names in TABLE[place]:
+    below = place.removeprefix("torch.distributed.")
+    found: dict[str, tuple[Home, ...]] = {name: ((_LOGGERS, place),) for name, places in LOGGERS.items() if below in places}
+    for names in (*TABLE[place], IMPORTS.get(below, {})):
         for name, home in _entries(names):
             found[name] = (*found.get(name, ()), home)
     return found
@@ -143,12 +151,12 @@ def _own_homes(place: str) -> dict[str, tuple[Home, ...]]:
 
 @cache
 def _owners() -> dict[Home, str]:
-    """The first place in the table that maps to it; nobody owns a module that is not ours."""
+    """The first place in the table that maps to it; nobody owns what is not ours."""
     owners: dict[Home, str] = {}
     places = [(place, public) for place, (public, _) in TABLE.items()] + [(place, more) for place, (_, more) in TABLE.items()]
     for place, names in places:
         for _, home in _entries(names):
-            if home[1]:
+            if home[1] and home[0].startswith("rallypoint."):
                 owners.setdefault(home, place)
     return owners
 
@@ -163,6 +171,8 @@ def _entries(names: dict[str, str]) -> Iterator[tuple[str, Home]]:
 def _home(module: str, name: str) -> Home:
     if module == _STANDARD_LIBRARY:
         return name, ""
+    if module.startswith(_FROM):
+        return module.removeprefix(_FROM), name
     if module == _ALIASES:
         return f"torch.distributed.{name}", ""
     return f"rallypoint.{module}", name

@@ -45,7 +45,8 @@ _LAUNCHER: dict[str, tuple[Names, Names]] = {
             "health.server": "HealthCheckServer create_healthcheck_server",
             "base.defaults": _HEALTH_VARIABLE,
             "compat.torch_names": "get_logger",
-            "": "os sys uuid",
+            "affinity": "NumaOptions",
+            "": "os sys torch uuid",
         },
     ),
     "launcher": ({"agent.launch": "LaunchConfig elastic_launch launch_agent"}, {}),
@@ -55,7 +56,11 @@ _LAUNCHER: dict[str, tuple[Names, Names]] = {
             "determine_local_world_size elastic_launch env get_args_parser get_logger get_rdzv_endpoint get_use_env macros main "
             "parse_args parse_min_max_nnodes record run run_script_path",
         },
-        {"": "os sys uuid"},
+        {
+            "compat.private_names": "_parse_rendezvous_config=parse_rendezvous_config",
+            "affinity": "_AffinityMode=AffinityMode _NumaOptions=NumaOptions",
+            "": "os sys torch uuid",
+        },
     ),
     "launch": ({"compat.launch_module": "get_args_parser launch main parse_args run"}, {}),
 }
@@ -74,6 +79,8 @@ _AGENT: dict[str, tuple[Names, Names]] = {
             "agent.records": "Event EventSource _get_fq_hostname put_metric record",
             "failures.process_failure": "ProcessFailure",
             "compat.torch_names": "get_logger",
+            "affinity": "NumaOptions",
+            "@": "rdzv=elastic.rendezvous",
             "": "json os signal socket time traceback warnings",
         },
     ),
@@ -88,11 +95,15 @@ _AGENT: dict[str, tuple[Names, Names]] = {
             "agent.agent": "SimpleElasticAgent",
             "health.server": "HealthCheckServer create_healthcheck_server",
             "compat.torch_names": "get_logger macros",
+            "processes.activity": "is_uninterruptible_state read_proc_state",
             "@": "events=elastic.events timer=elastic.timer",
             "": "json os signal socket tempfile time uuid",
         },
     ),
-    "elastic.agent.server.health_check_server": ({"health.server": "HealthCheckServer create_healthcheck_server"}, {}),
+    "elastic.agent.server.health_check_server": (
+        {"health.server": "HealthCheckServer create_healthcheck_server"},
+        {"compat.torch_names": "get_logger"},
+    ),
     "elastic.agent.server": (
         {
             "agent.workers": "RunResult Worker WorkerGroup WorkerSpec WorkerState",
@@ -101,7 +112,10 @@ _AGENT: dict[str, tuple[Names, Names]] = {
         },
         {},
     ),
-    "elastic.control_plane": ({"control_plane": "worker_main"}, {"control_plane": "TORCH_WORKER_SERVER_SOCKET"}),
+    "elastic.control_plane": (
+        {"control_plane": "worker_main"},
+        {"control_plane": "TORCH_WORKER_SERVER_SOCKET", "failures.error_files": "record"},
+    ),
 }
 
 _RENDEZVOUS: dict[str, tuple[Names, Names]] = {
@@ -135,7 +149,8 @@ _RENDEZVOUS: dict[str, tuple[Names, Names]] = {
             "rendezvous.handler": "RendezvousHandler RendezvousInfo RendezvousParameters RendezvousStoreInfo",
             "events": "NodeState construct_and_record_rdzv_event",
             "compat.torch_names": "Store",
-            "": "os socket threading time",
+            "compat.private_names": "_PeriodicTimer=PeriodicTimer _delay=delay",
+            "": "dist=torch.distributed os socket threading time",
         },
     ),
     "elastic.rendezvous.c10d_rendezvous_backend": (
@@ -145,14 +160,19 @@ _RENDEZVOUS: dict[str, tuple[Names, Names]] = {
             "events": "construct_and_record_rdzv_event",
             "compat.torch_names": "FileStore Store TCPStore",
         },
-        {"": "os tempfile"},
+        {"compat.private_names": "_matches_machine_hostname=matches_machine_hostname", "": "os tempfile"},
     ),
     "elastic.rendezvous.etcd_rendezvous": (
         {
             "compat.etcd_backend": "EtcdRendezvous EtcdRendezvousHandler EtcdRendezvousRetryImmediately "
             "EtcdRendezvousRetryableFailure create_rdzv_handler"
         },
-        {"compat.etcd_backend": "EtcdStore cas_delay"},
+        {
+            "compat.etcd_backend": "EtcdStore cas_delay",
+            "errors": "RendezvousClosedError RendezvousError RendezvousTimeoutError",
+            "rendezvous.handler": "RendezvousHandler RendezvousInfo RendezvousParameters RendezvousStoreInfo",
+            "net.endpoint": "parse_rendezvous_endpoint",
+        },
     ),
     "elastic.rendezvous.etcd_rendezvous_backend": (
         {
@@ -165,7 +185,14 @@ _RENDEZVOUS: dict[str, tuple[Names, Names]] = {
     ),
     "elastic.rendezvous.etcd_server": ({"coordination.etcd.server": "EtcdServer find_free_port stop_etcd"}, {}),
     "elastic.rendezvous.etcd_store": ({"compat.etcd_backend": "EtcdStore cas_delay", "compat.torch_names": "Store"}, {}),
-    "elastic.rendezvous.utils": ({"net.endpoint": "parse_rendezvous_endpoint"}, {"": "ipaddress random re socket time"}),
+    "elastic.rendezvous.utils": (
+        {"net.endpoint": "parse_rendezvous_endpoint"},
+        {
+            "compat.private_names": "_PeriodicTimer=PeriodicTimer _delay=delay _try_parse_port=try_parse_port "
+            "_matches_machine_hostname=matches_machine_hostname _parse_rendezvous_config=parse_rendezvous_config",
+            "": "ipaddress random re socket time",
+        },
+    ),
 }
 
 _PROCESSES: dict[str, tuple[Names, Names]] = {
@@ -184,6 +211,9 @@ _PROCESSES: dict[str, tuple[Names, Names]] = {
             "processes.redirects": "IS_MACOS IS_WINDOWS redirect_stderr redirect_stdout",
             "processes.subprocess_handler": "SubprocessHandler get_subprocess_handler",
             "processes.tail_log": "TailLog",
+            "affinity": "NumaOptions",
+            "compat.private_names": "_get_default_signal=default_signal _get_kill_signal=kill_signal "
+            "_validate_full_rank=validate_full_rank _wrap=run_function",
             "": "os re shutil signal subprocess sys tempfile threading time",
         },
     ),
@@ -196,7 +226,11 @@ _PROCESSES: dict[str, tuple[Names, Names]] = {
             "output.log_specs": _LOG_NAMES,
             "errors": "SignalException",
         },
-        {"compat.torch_names": "get_logger"},
+        {
+            "compat.torch_names": "get_logger",
+            "affinity": "NumaOptions",
+            "compat.private_names": "_validate_full_rank=validate_full_rank",
+        },
     ),
     "elastic.multiprocessing.errors": (
         {
@@ -205,6 +239,7 @@ _PROCESSES: dict[str, tuple[Names, Names]] = {
         },
         {
             "failures.process_failure": "_NOT_AVAILABLE=NOT_AVAILABLE",
+            "compat.private_names": "GlobalRank JSON",
             "compat.torch_names": "get_logger",
             "": "json os signal socket time",
         },
@@ -213,14 +248,27 @@ _PROCESSES: dict[str, tuple[Names, Names]] = {
         {"failures.error_files": "ErrorHandler"},
         {"": "faulthandler json os time traceback warnings"},
     ),
-    "elastic.multiprocessing.errors.handlers": ({"failures.error_files": "get_error_handler"}, {}),
+    "elastic.multiprocessing.errors.handlers": (
+        {"failures.error_files": "get_error_handler"},
+        {"failures.error_files": "ErrorHandler"},
+    ),
     "elastic.multiprocessing.redirects": (
         {"processes.redirects": "IS_MACOS IS_WINDOWS get_libc redirect"},
         {"processes.redirects": "redirect_stderr redirect_stdout", "": "ctypes os sys"},
     ),
     "elastic.multiprocessing.tail_log": ({"processes.tail_log": "TailLog tail_logfile"}, {"": "os time"}),
-    "elastic.multiprocessing.subprocess_handler.handlers": ({"processes.subprocess_handler": "get_subprocess_handler"}, {}),
-    "elastic.multiprocessing.subprocess_handler.subprocess_handler": ({"processes.subprocess_handler": "SubprocessHandler"}, {}),
+    "elastic.multiprocessing.subprocess_handler.handlers": (
+        {"processes.subprocess_handler": "get_subprocess_handler"},
+        {"processes.subprocess_handler": "SubprocessHandler", "affinity": "NumaOptions"},
+    ),
+    "elastic.multiprocessing.subprocess_handler.subprocess_handler": (
+        {"processes.subprocess_handler": "SubprocessHandler"},
+        {
+            "processes.redirects": "IS_WINDOWS",
+            "affinity": "NumaOptions",
+            "compat.private_names": "_get_default_signal=default_signal",
+        },
+    ),
     "elastic.multiprocessing.subprocess_handler": (
         {"processes.subprocess_handler": "SubprocessHandler get_subprocess_handler"},
         {},
@@ -251,13 +299,20 @@ _TELLING: dict[str, tuple[Names, Names]] = {
     ),
     "elastic.timer.file_based_local_timer": (
         {"timers.file_timer": "FileTimerClient FileTimerRequest", "timers.file_server": "FileTimerServer"},
-        {"timers.interface": "TimerClient TimerRequest", "": "json os select signal sys threading time"},
+        {
+            "timers.interface": "TimerClient TimerRequest log_debug_info_for_expired_timers",
+            "compat.torch_names": "get_logger",
+            "": "json os select signal sys threading time",
+        },
     ),
     "elastic.timer.local_timer": (
         {"timers.local_timer": "LocalTimerClient LocalTimerServer MultiprocessingRequestQueue"},
         {"timers.interface": "RequestQueue TimerClient TimerRequest TimerServer", "": "os signal time"},
     ),
-    "elastic.timer.debug_info_logging": ({"timers.interface": "log_debug_info_for_expired_timers"}, {}),
+    "elastic.timer.debug_info_logging": (
+        {"timers.interface": "log_debug_info_for_expired_timers"},
+        {"compat.torch_names": "get_logger"},
+    ),
 }
 
 _UTILITIES: dict[str, tuple[Names, Names]] = {
@@ -266,17 +321,20 @@ _UTILITIES: dict[str, tuple[Names, Names]] = {
         {"": "os socket"},
     ),
     "elastic.utils": ({"compat.torch_names": "get_env_variable_or_raise macros", "net.endpoint": "get_socket_with_port"}, {}),
-    "elastic.utils.store": ({"store.barriers": "barrier get_all store_timeout synchronize"}, {}),
+    "elastic.utils.store": (
+        {"store.barriers": "barrier get_all store_timeout synchronize"},
+        {"": "torch"},
+    ),
     "elastic.utils.distributed": (
         {"compat.torch_names": "create_c10d_store", "net.endpoint": "get_free_port get_socket_with_port"},
-        {"": "datetime os socket"},
+        {"store.barriers": "barrier", "compat.torch_names": "get_logger", "": "datetime dist=torch.distributed os socket"},
     ),
     "elastic.utils.logging": ({"compat.torch_names": "get_log_level get_logger"}, {"": "inspect logging os warnings"}),
     "elastic.utils.log_level": ({"compat.torch_names": "get_log_level"}, {}),
     "elastic.utils.process_state": ({"processes.activity": "is_uninterruptible_state read_proc_state"}, {}),
     "elastic.utils.data": ({"data": "CyclingIterator ElasticDistributedSampler"}, {}),
     "elastic.utils.data.cycling_iterator": ({"data": "CyclingIterator"}, {}),
-    "elastic.utils.data.elastic_distributed_sampler": ({"data": "ElasticDistributedSampler"}, {"": "math"}),
+    "elastic.utils.data.elastic_distributed_sampler": ({"data": "ElasticDistributedSampler"}, {"": "math torch"}),
 }
 
 TABLE: dict[str, tuple[Names, Names]] = {

@@ -35,7 +35,13 @@ _ERROR_FILE_BYTES_MAX = 16 * 1024 * 1024
 
 
 class ErrorHandler:
-    """Records what ended this process. Subclasses override `initialize` and `record_exception`."""
+    """Records what ended this process. Subclasses override what they know more about."""
+
+    _fn_name: str | None = None
+
+    def set_entrypoint_fn_name(self, fn_name: str | None) -> None:
+        """The name of the function that is about to run."""
+        self._fn_name = fn_name
 
     def initialize(self) -> None:
         """Ask Python to show every thread's stack on stderr when a signal such as SIGSEGV ends the process."""
@@ -52,6 +58,13 @@ class ErrorHandler:
         path = self._get_error_file_path()
         if path:
             self._write_error_file(path, _error_data(e))
+
+    def record_success(self) -> None:
+        """The function has returned."""
+
+    def maybe_enrich_signal_failure_message(self, message: str, error_file: str) -> str:
+        """What to tell of a worker that a signal has ended, and that left no error file; in the launcher's process."""
+        return message
 
     def override_error_code_in_rootcause_data(
         self, rootcause_error_file: str, rootcause_error: dict[str, Any], error_code: int = 0
@@ -106,9 +119,10 @@ def record(fn: Callable[_P, _R], error_handler: ErrorHandler | None = None) -> C
 
     @functools.wraps(fn)
     def wrapper(*args: _P.args, **kwargs: _P.kwargs) -> _R | None:
+        _tell(handler, "set_entrypoint_fn_name", getattr(fn, "__qualname__", None))
         handler.initialize()
         try:
-            return fn(*args, **kwargs)
+            result = fn(*args, **kwargs)
         except SystemExit as end:
             if end.code == 0:
                 return None
@@ -116,8 +130,17 @@ def record(fn: Callable[_P, _R], error_handler: ErrorHandler | None = None) -> C
         except Exception as error:  # all of them, because all of them end the worker; each is raised again
             record_quietly(handler, error)
             raise
+        _tell(handler, "record_success")
+        return result
 
     return wrapper
+
+
+def _tell(handler: ErrorHandler, method: str, *args: Any) -> None:
+    """Call what a handler written for torch before 2.15 does not have."""
+    known = getattr(handler, method, None)
+    if known is not None:
+        known(*args)
 
 
 def read_error_file(path: str) -> dict[str, Any]:
@@ -153,14 +176,14 @@ def record_quietly(handler: ErrorHandler, error: Exception) -> None:
 
 
 def _record(handler: ErrorHandler, error: Exception) -> None:
-    """A launcher passes on its first failing worker's error file, if there is one; else the exception itself is told."""
+    """A launcher passes on its first failing worker's error file, if there is one; that it had to is no error of its own."""
     # If it is a ChildFailedError, its module has been imported; if not, importing it here would be work for nothing.
     module = sys.modules.get("rallypoint.failures.process_failure")
     if module and isinstance(error, module.ChildFailedError) and error.failures:
         _, first = error.get_first_failure()
         if first.error_file != module.NOT_AVAILABLE:
             handler.dump_error_file(first.error_file, first.exitcode)
-            return
+        return
     handler.record_exception(error)
 
 

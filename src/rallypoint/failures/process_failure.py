@@ -163,12 +163,12 @@ class ChildFailedError(Exception):
         return self.format_msg()
 
     def get_first_failure(self) -> tuple[int, ProcessFailure]:
-        """The rank that failed first, and how; of two at the same instant, the lower rank."""
+        """The rank that failed first by the failures' timestamps, and how; within a second, as far as is known."""
         if not self.failures:
             from rallypoint.errors import UsageError
 
             raise UsageError(f"{self.name} failed, but no worker's failure is known")
-        rank = min(self.failures, key=lambda rank: (self.failures[rank].failed_at, rank))
+        rank = min(self.failures, key=lambda rank: (self.failures[rank].timestamp, self.failures[rank].failed_at, rank))
         return rank, self.failures[rank]
 
     def format_msg(self, boarder_delim: str = "=", section_delim: str = "-") -> str:
@@ -271,13 +271,26 @@ def _first_cause(title: str, rank: int, failure: ProcessFailure) -> list[str]:
         f"{title}, at {_time_text(failure.failed_at)}:",
         f"  host: {failure.hostname}   rank: {rank} (local_rank: {failure.local_rank})   pid: {failure.pid}   "
         + _exit_text(failure).replace("code ", "code: ", 1),
-        *_section("error", plain_lines(failure.message.strip())[:_MESSAGE_LINES_MAX]),
+        *_section("error", plain_lines(_told_message(failure).strip())[:_MESSAGE_LINES_MAX]),
         *_where(failure),
         *_stderr(failure),
         f"  log: {failure.log_file or _NO_LOG}",
         *([f"  error file: {failure.error_file}"] if _has_error_file(failure) else []),
         *_section("what to do", _advice(failure)),
     ]
+
+
+def _told_message(failure: ProcessFailure) -> str:
+    """With what an error handler of the user's own adds where the signal is all that is known."""
+    if not _died_of_signal(failure):
+        return failure.message
+    from rallypoint.failures import error_files
+
+    try:
+        told = error_files.get_error_handler().maybe_enrich_signal_failure_message(failure.message, failure.error_file)
+    except Exception:  # it may be anybody's, also one that does not know this method; and here a failure is told
+        return failure.message
+    return told if isinstance(told, str) else failure.message
 
 
 def _section(title: str, lines: list[str]) -> list[str]:

@@ -22,6 +22,8 @@ from rallypoint.worker_site import in_front
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from rallypoint.hangs.pulse_page import Pulse
     from rallypoint.hangs.stacks import WorkerStacks
 
@@ -128,6 +130,11 @@ class Watched:
         if self._stopped_at is not None:
             ends.append(self._stopped_at + self._limits.running_s)
         self.due_at = min(ends, default=None)
+
+    def excuse(self, now: float) -> None:
+        """It may be still up to now; nothing of that is held against it later."""
+        self._not_before, self.due_at = now, None
+        self._stillness = self._stopped_at = None
 
     def _make_up_for_lost_time(self, planned_at: float, now: float) -> None:
         self._not_before = max(self._not_before, hangs.regain(self.sign_at, planned_at, now))
@@ -253,15 +260,21 @@ class HangWatch:
     def next_look_at(self) -> float | None:
         return self._look_at
 
-    def look(self, now: float) -> Hang | None:
-        """See how the workers are. A hang is told once, and ends the watch; its stacks are in their files by then."""
+    def look(self, now: float, excused: Collection[int] = ()) -> Hang | None:
+        """See how the workers are, but for local ranks that are excused: those may be still for as long as they are.
+
+        A hang is told once, and ends the watch; its stacks are in their files by then.
+        """
         planned_at = self._look_at
         if planned_at is None or self._held is not None:
             held, self._look_at, self._held = self._held, None, None
             return held
         for one in self._watched:
-            one.look(self._board.read(one.local_rank, now), planned_at, now)
-        there = [one for one in self._watched if one.is_there]
+            if one.local_rank in excused:
+                one.excuse(now)
+            else:
+                one.look(self._board.read(one.local_rank, now), planned_at, now)
+        there = [one for one in self._watched if one.is_there and one.local_rank not in excused]
         overdue = sum(one.is_overdue(now) for one in there)
         self._verdict_at = hangs.verdict_time(self._verdict_at, overdue, now)
         if hangs.is_verdict_due(self._verdict_at, overdue, len(there), now):

@@ -1,7 +1,7 @@
 """A group of worker processes that start together, and what became of them.
 
 `PContext` is the interface that agents use and that others may implement. It waits with an eye on the signal inbox, so
-that a signal ends any wait. Looking at the processes never ends them; only `close` does.
+that a signal ends any wait. Whoever waits for a group and is told of a failure finds the group ended; an agent ends it itself.
 """
 
 from __future__ import annotations
@@ -77,6 +77,7 @@ class PContext(ABC):
         self._is_open = False
         self._is_watching = False
         self._has_ended = False
+        self.ends_with_failure = True  # False: whoever waits closes it then, by rules of its own
         self._reified: LogsDest | None = None
 
     @property
@@ -126,13 +127,15 @@ class PContext(ABC):
     def wait(self, timeout: float = -1, period: float = 1) -> RunProcsResult | None:
         """The result once all have ended or one has failed; None after `timeout` seconds (negative: wait for ever; 0: just look).
 
-        Whoever still runs goes on running; `close` ends them. `period` matters only to contexts that have to poll.
+        After a failure nobody is left, as if it had been closed. `period` matters only to contexts that have to poll.
         """
         deadline = None if timeout < 0 else time.monotonic() + timeout
         while True:
             inbox.raise_pending()
             result = self._poll()
             self._has_ended = self._has_ended or result is not None
+            if result is not None and result.is_failed() and self.ends_with_failure:
+                self.close()
             left = None if deadline is None else deadline - time.monotonic()
             if result is not None or (left is not None and left <= 0):
                 return result

@@ -7,6 +7,8 @@ A function and its arguments are packed for another interpreter by multiprocessi
 path, ``__main__`` of a script), so whatever can be sent to a ``multiprocessing.Process`` can be sent here. A function that pickle
 cannot name, such as a lambda or one from a notebook, is sent by value where ``cloudpickle`` is installed. The parcel lies in a
 memory file: it needs no reader while it is written.
+
+The workers of an agent leave together: see `_stay`.
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ from rallypoint.failures.error_files import record
 from rallypoint.processes.kernel import stat_fields
 from rallypoint.processes.warden import Warden
 
-__all__ = ["Parcel", "pack", "read_result", "run_spawned", "serve_forked", "serve_spawned"]
+__all__ = ["Parcel", "pack", "read_rank", "read_result", "run_spawned", "serve_forked", "serve_spawned"]
+
+_RANK_BYTES = 4
 
 
 class Parcel(NamedTuple):
@@ -148,11 +152,11 @@ def _tracker_fd() -> int | None:
     return fd
 
 
-def run_spawned(parcel: BinaryIO, result_fd: int) -> None:
+def run_spawned(parcel: BinaryIO, local_rank: int, line_fd: int, result_fd: int) -> None:
     """Be a worker of the start method ``spawn``."""
     fn, args = _unpack(parcel)
     parcel.close()
-    _call(fn, args, result_fd)
+    _call(fn, args, local_rank, line_fd, result_fd)
 
 
 def serve_spawned(parcel: BinaryIO, sock_fd: int, agent_pid: int) -> NoReturn:
@@ -198,8 +202,8 @@ def _run_forked(request: dict[str, Any], fn: Callable[..., Any], args: tuple[Any
     os.environ.clear()
     os.environ.update(request["env"])
     _join_the_watch()
-    (_, result_fd) = request["fds"][-1]
-    process = get_context("fork").Process(target=_call, args=(fn, args, result_fd))
+    (_, line_fd), (_, result_fd) = request["fds"][-2:]
+    process = get_context("fork").Process(target=_call, args=(fn, args, request["local_rank"], line_fd, result_fd))
     code = process._bootstrap()  # type: ignore[attr-defined]  # what Process.start() calls in the child
     util._exit_function()  # type: ignore[attr-defined]  # from 3.13 on left to the caller; before, the second call does nothing
     os._exit(code)
@@ -239,11 +243,34 @@ def _reset_signals() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def _call(fn: Callable[..., Any], args: tuple[Any, ...], result_fd: int) -> None:
-    """Run the function, with its failure recorded, and leave what it returned."""
+def _call(fn: Callable[..., Any], args: tuple[Any, ...], local_rank: int, line_fd: int, result_fd: int) -> None:
+    """Run the function, with its failure recorded, leave what it returned, and stay until all have."""
     result = record(fn)(*args)
     with os.fdopen(result_fd, "wb") as file:
         file.write(_pickle_result(result))
+    _stay(local_rank, line_fd)
+
+
+def _stay(local_rank: int, line_fd: int) -> None:
+    """Tell the agent that the function has returned, and wait until it hangs up: when all have, or when we are to go.
+
+    What a function leaves open, such as a process group of torch's, breaks in the others when its process ends first.
+    """
+    line = _socket.socket(fileno=line_fd)
+    try:
+        line.send(local_rank.to_bytes(_RANK_BYTES, "little"))
+        line.recv(1)
+    except OSError:  # it has hung up already
+        pass
+    line.close()
+
+
+def read_rank(line: _socket.socket) -> int | None:
+    """The next worker that has returned, of those that the agent has not yet read; None: there is none."""
+    try:
+        return int.from_bytes(line.recv(_RANK_BYTES), "little")
+    except BlockingIOError:
+        return None
 
 
 def _pickle_result(result: Any) -> bytes:

@@ -6,12 +6,16 @@
 
 So in every case the workers' parent is a warden, and nothing outlives the agent. What is sent is pickled as multiprocessing
 does it, so its queues, locks and pipes can be arguments. A return value comes back in a memory file, so it may be of any size.
+
+Nobody leaves alone: a worker whose function has returned stays until all have, and their results were read.
 """
 
 from __future__ import annotations
 
 import _socket  # see frames
 import os
+import select
+import signal
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -21,6 +25,7 @@ from rallypoint.base.outbox import Deputy
 from rallypoint.errors import UsageError
 from rallypoint.output.log_specs import LogsSpecs
 from rallypoint.processes import function_worker
+from rallypoint.processes.context import RunProcsResult
 from rallypoint.processes.function_worker import Parcel, pack
 from rallypoint.processes.warden_client import Launch, WardenClient
 from rallypoint.processes.warden_context import WardedContext
@@ -59,14 +64,17 @@ class MultiprocessContext(WardedContext):
         self._results: dict[int, int] = {}  # local rank -> memory file with what was returned
         self._parcels: list[Parcel] = []
         self._values: dict[int, Any] | None = None
+        self._line: ExitLine | None = None
 
     def _launch_of(self, local_rank: int, env: dict[str, str]) -> Launch:
         result_fd = self._results[local_rank] = os.memfd_create(f"result-{local_rank}", os.MFD_CLOEXEC)
+        assert self._line is not None
+        line_fd = self._line.workers_fd
         if self.start_method != "spawn":
-            return Launch(local_rank, ("",), env, {result_fd: result_fd})
+            return Launch(local_rank, ("",), env, {line_fd: line_fd, result_fd: result_fd})
         parcel = self._pack((self._function, self.args[local_rank]))
-        command = _python_command(parcel, "run_spawned", result_fd)
-        return Launch(local_rank, command, env, {fd: fd for fd in (result_fd, *parcel.fds)})
+        command = _python_command(parcel, "run_spawned", f"{local_rank},{line_fd},{result_fd}")
+        return Launch(local_rank, command, env, {fd: fd for fd in (line_fd, result_fd, *parcel.fds)})
 
     def _pack(self, content: Any) -> Parcel:
         parcel = pack(content, name=self.name)
@@ -74,6 +82,11 @@ class MultiprocessContext(WardedContext):
         return parcel
 
     def _open_warden(self) -> WardenClient:
+        warden = self._make_warden()
+        self._line = ExitLine(warden.fileno())
+        return warden
+
+    def _make_warden(self) -> WardenClient:
         match self.start_method:
             case "fork":
                 return _fork_warden(self._function, self.args)
@@ -85,6 +98,31 @@ class MultiprocessContext(WardedContext):
     def _let_go(self, keep_warden: bool) -> None:
         """A warden that holds this very function is of no use to the next group."""
         super()._let_go(keep_warden and self.start_method == "spawn")
+
+    @property
+    def staying(self) -> frozenset[int]:
+        return frozenset() if self._line is None or self._line.is_hung_up else frozenset(self._line.returned - self._exits.keys())
+
+    def news_fd(self) -> int | None:
+        return self._line.fileno() if self._line is not None else None
+
+    def _absorb(self, timeout_s: float = 0.0) -> None:
+        super()._absorb(timeout_s)
+        if self._line is not None:
+            self._line.listen()
+
+    def _poll(self) -> RunProcsResult | None:
+        result = super()._poll()
+        if result is None and self._line is not None and len(self._line.returned | self._exits.keys()) == self.nprocs:
+            self._return_values()
+            self._line.hang_up()
+        return result
+
+    def _close(self, death_sig: signal.Signals, timeout: float) -> None:
+        """Who only stays for the others may be deaf to the signal."""
+        if self._line is not None:
+            self._line.hang_up()
+        super()._close(death_sig, timeout)
 
     def _return_values(self) -> dict[int, Any]:
         if self._values is None:
@@ -98,6 +136,46 @@ class MultiprocessContext(WardedContext):
         for parcel in self._parcels:
             parcel.close()
         self._parcels.clear()
+        if self._line is not None:
+            self._line.close()
+            self._line = None
+
+
+class ExitLine:
+    """Where the workers of a group say that their function has returned, and wait until we hang up.
+
+    All of them share one end. It can be waited for together with their warden, so whoever waits for news has one descriptor.
+    """
+
+    def __init__(self, warden_fd: int) -> None:
+        self._ours, self._workers = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
+        self._ours.setblocking(False)
+        self.workers_fd = self._workers.fileno()
+        self.returned: set[int] = set()
+        self.is_hung_up = False
+        self._news = select.epoll()
+        for fd in (warden_fd, self._ours.fileno()):
+            self._news.register(fd, select.EPOLLIN)
+
+    def fileno(self) -> int:
+        """Readable when a worker may have returned, or when the warden has something to say."""
+        return self._news.fileno()
+
+    def listen(self) -> None:
+        while not self.is_hung_up and (local_rank := function_worker.read_rank(self._ours)) is not None:
+            self.returned.add(local_rank)
+
+    def hang_up(self) -> None:
+        """Shut down rather than closed: forks of ours, and the workers' own children, may have copies."""
+        if not self.is_hung_up:
+            self.is_hung_up = True
+            self._news.unregister(self._ours.fileno())
+            self._ours.shutdown(_socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self._news.close()
+        self._ours.close()
+        self._workers.close()
 
 
 def _python_command(parcel: Parcel, role: str, argument: object) -> tuple[str, ...]:

@@ -113,6 +113,11 @@ class WardedContext(PContext):
         """Whether the workers were killed, or not even started, because they may not run any longer."""
         return self.expired_at is not None
 
+    @property
+    def staying(self) -> frozenset[int]:
+        """The local ranks that have nothing left to do, and stay only until the others have not either."""
+        return frozenset()
+
     def kill_at_once(self) -> None:
         """Kill the workers and their process groups without asking anybody; from any thread."""
         self._handles.kill()

@@ -66,6 +66,7 @@ class Group(Value):
     master_addr: str
     master_port: int
     restart_count: int
+    generation: int
     max_restarts: int
     run_id: str
     use_agent_store: bool
@@ -115,6 +116,7 @@ def _environment(group: Group, ranks: WorkerRanks) -> dict[str, str]:
         names.ENV_MASTER_ADDR: group.master_addr,
         names.ENV_MASTER_PORT: group.master_port,
         names.ENV_RESTART_COUNT: group.restart_count,
+        names.ENV_GENERATION: group.generation,
         names.ENV_MAX_RESTARTS: group.max_restarts,
         names.ENV_RUN_ID: group.run_id,
         names.ENV_USE_AGENT_STORE: group.use_agent_store,

@@ -110,6 +110,8 @@ class Driver:
         """Let the thread end after what it was told; whether it did in time."""
         self._is_stopped = True
         self._bell.set()
+        if self._thread is threading.current_thread():  # which has just dropped the last reference to a handler
+            return False
         if self._thread.ident is not None:
             self._thread.join(timeout_s)
         return not self._thread.is_alive()

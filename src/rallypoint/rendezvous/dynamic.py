@@ -7,6 +7,7 @@ gets an answer at once, and waits on `wakeup_fd` when there is none. `protocol.s
 from __future__ import annotations
 
 import os
+import weakref
 from collections import deque
 from collections.abc import Callable
 
@@ -53,6 +54,7 @@ class DynamicRendezvous(CoordinatedHandler):
         self.name = stable_name(self._hint, os.uname().nodename)
         self._introduction = Introduction("", 1, 0, "", defaults.SHUTDOWN_TIMEOUT_S)
         self._driver: Driver | None = None
+        self._if_dropped: weakref.finalize[..., DynamicRendezvous] | None = None
         self._licence: Licence | None = None
         self._kill_workers: Callable[[], None] = lambda: None
         self._state: session.State = session.Apart()
@@ -227,7 +229,7 @@ class DynamicRendezvous(CoordinatedHandler):
         self.leave()
 
     def _go(self, stays_for_others: bool) -> None:
-        driver, self._driver = self._driver, None
+        driver = self._take_driver()
         assert driver is not None
         self._place.close_store()
         driver.tell(Participant.leave)
@@ -238,6 +240,13 @@ class DynamicRendezvous(CoordinatedHandler):
         self._worker_store.close()
         driver.close()
         self._licence = None
+
+    def _take_driver(self) -> Driver | None:
+        """From now on somebody else ends it."""
+        driver, self._driver = self._driver, None
+        if self._if_dropped is not None:
+            self._if_dropped.detach()
+        return driver
 
     def _hold_port(self) -> int:
         """In the driver's thread, when it is known by which address the others reach us."""
@@ -263,9 +272,11 @@ class DynamicRendezvous(CoordinatedHandler):
         if self._driver is None:
             store_timeout_s = self._terms.patience_s(self._settings.store_timeout_s)
             self._licence = Licence()
-            self._driver = Driver(
-                self._open_session, Patience(self._terms.lease_s, store_timeout_s, REFUSAL_TIMEOUT_S), self._licence
-            )
+            open_session = weakref.WeakMethod(self._open_session)  # its thread does not keep a handler that nobody else has
+            patience = Patience(self._terms.lease_s, store_timeout_s, REFUSAL_TIMEOUT_S)
+            self._driver = Driver(lambda: opening() if (opening := open_session()) is not None else None, patience, self._licence)
+            self._if_dropped = weakref.finalize(self, _abandon, self._driver, self._place, self._worker_store)
+            self._if_dropped.atexit = False  # threads end with the process
             self._driver.kill_workers = self._kill_workers
             self._driver.start()
         return self._driver
@@ -290,6 +301,15 @@ class DynamicRendezvous(CoordinatedHandler):
         me = Identity(self.name, self._hint, self._address, lease)
         joining = make_joining(self._params, settings, self._introduction, me, self._terms)
         return engine, Participant(joining.replace(former=driver.former))
+
+
+def _abandon(driver: Driver, place: Place, worker_store: WorkerStore) -> None:
+    """Nobody has the handler any more: end what it started. That the node goes is not said; the others will take it for dead."""
+    place.close_store()
+    if driver.stop(LEAVE_TIMEOUT_S):
+        place.close(0.0)
+    worker_store.close()
+    driver.close()
 
 
 def _end_error(closed: Closed) -> Exception | None:

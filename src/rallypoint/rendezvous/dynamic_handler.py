@@ -24,7 +24,7 @@ from rallypoint.base.records import Value
 from rallypoint.coordination.cell.engine import CellCoordination
 from rallypoint.coordination.engine import Coordination, CoordinationError
 from rallypoint.coordination.model import Compare, Put, Snapshot, Transaction
-from rallypoint.errors import RendezvousClosedError, RendezvousConnectionError, RendezvousError
+from rallypoint.errors import RendezvousClosedError, RendezvousConnectionError, RendezvousError, UsageError
 from rallypoint.events import NodeState
 from rallypoint.net.endpoint import get_local_address
 from rallypoint.protocol import agent_machine, session
@@ -140,6 +140,7 @@ class RendezvousSettings(Value):
     timeout: RendezvousTimeout
     keep_alive_interval: timedelta
     keep_alive_max_attempt: int
+    cas_backoff_max_seconds: float = 0.0  # the longest pause after a write of the state that lost to another; 0: as we think fit
 
 
 # --- cell place ------------------------------------------------------------------------------------------------------------
@@ -153,11 +154,12 @@ NODES_PER_KEEPALIVE_SECOND = 20  # each writes all that there is, and only one a
 class CellPlace(Place):
     """A job's place in a back end that somebody else has written. `store` is what the nodes share beside its cell."""
 
-    def __init__(self, backend: Backend, backend_name: str, run_id: str, store: Any) -> None:
+    def __init__(self, backend: Backend, backend_name: str, run_id: str, store: Any, backoff_max_s: float) -> None:
         super().__init__(f"the back end {backend_name!r}", CONNECT_S)
         self._backend = backend
         self._run_id = run_id
         self._shared = store
+        self._backoff_max_s = backoff_max_s
 
     def connect(
         self, lease_s: float, timeout_s: float, refusal_timeout_s: float, pause: Callable[[float], bool]
@@ -171,7 +173,7 @@ class CellPlace(Place):
         return _part_of(self._shared, f"torch.rendezvous.{self._run_id}.{generation.number}.{generation.attempt}")
 
     def _new_engine(self) -> Coordination:
-        return CellCoordination(self._backend)
+        return CellCoordination(self._backend, backoff_max_s=self._backoff_max_s)
 
     def _open(self, engine: Coordination, deadline: float) -> None:
         assert isinstance(engine, CellCoordination)
@@ -230,7 +232,7 @@ class DynamicRendezvousHandler(DynamicRendezvous):
         super().__init__(
             RendezvousParameters(backend_name, "", settings.run_id, settings.min_nodes, settings.max_nodes, node),
             own,
-            CellPlace(state_holder, backend_name, settings.run_id, store),
+            CellPlace(state_holder, backend_name, settings.run_id, store, settings.cas_backoff_max_seconds),
             terms_of(own, settings.max_nodes, NODES_PER_KEEPALIVE_SECOND),
             WorkerStore(settings_for_worker_store(own, environment.own)),
         )
@@ -248,11 +250,13 @@ class DynamicRendezvousHandler(DynamicRendezvous):
         timeout: RendezvousTimeout | None = None,
         keep_alive_interval: int = KEEP_ALIVE_INTERVAL_S,
         keep_alive_max_attempt: int = KEEP_ALIVE_MAX_ATTEMPT,
+        cas_backoff_max_seconds: float = 0.0,
     ) -> Self:
         """A handler for the job `run_id`; `store` is what its nodes share once they have met."""
         interval = timedelta(seconds=keep_alive_interval)
         timeout = timeout or RendezvousTimeout()
-        settings = RendezvousSettings(run_id, min_nodes, max_nodes, timeout, interval, keep_alive_max_attempt)
+        attempts, backoff_s = keep_alive_max_attempt, cas_backoff_max_seconds
+        settings = RendezvousSettings(run_id, min_nodes, max_nodes, timeout, interval, attempts, backoff_s)
         return cls(local_addr, settings, backend.name, store, backend)
 
     @property
@@ -319,7 +323,7 @@ class DynamicRendezvousHandler(DynamicRendezvous):
 
     def _stop_heartbeats(self) -> None:
         """Say no more that this node lives, nor that it goes: the others will take it for dead."""
-        driver, self._driver = self._driver, None
+        driver = self._take_driver()
         if driver is not None:
             driver.stop(LEAVE_TIMEOUT_S)
             driver.close()
@@ -393,11 +397,19 @@ def _create_handler(store: Any, backend: RendezvousBackend, params: RendezvousPa
         timeout,
         keep_alive_interval=params.get_as_int("keep_alive_interval", KEEP_ALIVE_INTERVAL_S) or 0,
         keep_alive_max_attempt=params.get_as_int("keep_alive_max_attempt", KEEP_ALIVE_MAX_ATTEMPT) or 0,
+        cas_backoff_max_seconds=_as_float("cas_backoff_max_seconds", params.get("cas_backoff_max_seconds", 0.0)),
     )
 
 
+def _as_float(key: str, value: Any) -> float:
+    try:
+        return float(value)
+    except (ValueError, TypeError) as error:
+        raise UsageError(f"rendezvous setting {key}={value!r} is not a number") from error
+
+
 def _check(settings: RendezvousSettings) -> None:
-    least, most = settings.min_nodes, settings.max_nodes
+    least, most, backoff_s = settings.min_nodes, settings.max_nodes, settings.cas_backoff_max_seconds
     if not settings.run_id:
         raise ValueError("The run id must be a non-empty string.")
     if least < 1:
@@ -406,6 +418,8 @@ def _check(settings: RendezvousSettings) -> None:
         raise ValueError(
             f"The maximum number of nodes ({most}) must be greater than or equal to the minimum number of nodes ({least})."
         )
+    if not 0 <= backoff_s < math.inf:
+        raise ValueError(f"cas_backoff_max_seconds ({backoff_s}) must be finite and non-negative.")
 
 
 def _own_settings(told: RendezvousSettings) -> Settings:

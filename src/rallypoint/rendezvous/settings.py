@@ -179,7 +179,7 @@ CONVERTERS: dict[Kind, tuple[Callable[[Any], Any], str]] = {
     "number": (_number, "a number"),
     "worker_store": (_one_of(*_WORKER_STORES), " or ".join(_WORKER_STORES)),
     "ports": (_ports, f"a port from 0 to {_MOST_PORT}, or the first and the last of several, as in 29600-29700"),
-    "protocol": (_one_of("http", "https"), "http or https"),
+    "protocol": (lambda value: _one_of("http", "https")(str(value).lower()), "http or https"),
     "text": (_text, "a text"),
     "size": (_size, "a number of bytes, as in 500M or 2G"),
 }
@@ -271,6 +271,8 @@ SETTINGS: tuple[Setting, ...] = (
             "Size limit of the workers' store, such as 500M or 2G.", flag="--worker-store-memory"),
     Setting("store_type", "store",
             "Only tcp. A shared folder (file) is refused: it cannot hold a lease, so a dead node would go unnoticed."),
+    Setting("cas_backoff_max_seconds", "seconds_or_0",
+            "Accepted for torchrun; of effect only with a back end of your own, whose nodes write one state.", used=False),
     Setting("heartbeat_timeout", "number", "Accepted for torchrun; no effect.", used=False),
     Setting("read_timeout", "number", "Accepted for torchrun; no effect. See store_timeout.", used=False),
     Setting("timeout", "number",
@@ -414,6 +416,9 @@ def read_settings(config: Mapping[str, Any], environ: Mapping[str, str]) -> Sett
     values: dict[str, Any] = {}
     sources: dict[str, str] = {}
     for key, value, source in _given(config, environ):
+        if key not in BY_KEY and _is_of_another_back_end(key):
+            report.debug(f"{source}: {key} is a setting of another back end, and has no effect here")
+            continue
         setting = _known(key, source)
         if key in sources or value is None:
             continue
@@ -550,6 +555,13 @@ def _known(key: str, source: str) -> Setting:
     meant = difflib.get_close_matches(key, known, n=1)
     advice = f"did you mean {meant[0]}?" if meant else f"the settings are {', '.join(known)}"
     raise UsageError(f"{source}: there is no rendezvous setting {key!r}; {advice}")
+
+
+def _is_of_another_back_end(key: str) -> bool:
+    """One command may be used with several of them."""
+    from rallypoint.rendezvous.etcd import ETCD_SETTINGS
+
+    return key == "rank" or any(key in (setting.key, setting.other_name) for setting in ETCD_SETTINGS)
 
 
 def _checked(settings: Settings) -> Settings:

@@ -101,7 +101,8 @@ def _who_is_missing(
     deadline = time.monotonic() + trace_timeout
     try:
         came = store.add(f"{key_prefix}/num_members", 0)
-        missing = _missing_ranks(store, world_size, key_prefix, deadline) if decode else []
+        can_tell = decode is not None and hasattr(store, "check")  # not every store of others can
+        missing = _missing_ranks(store, world_size, key_prefix, deadline) if can_tell else []
     except STORE_FAILURES:
         return None
     clause = f"{came} of {world_size} came"

@@ -8,7 +8,6 @@ one pipe.
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import select
@@ -21,8 +20,7 @@ from rallypoint.timers.interface import RELEASED, TimerClient, TimerRequest
 __all__ = ["LINE_MAX", "FileTimerClient", "FileTimerRequest", "describe_expiry"]
 
 LINE_MAX = 4096  # bytes, PIPE_BUF on Linux
-SERVER_WAIT_S = 1.0  # as long as the server may take to come, or to make room in the pipe
-RETRY_S = 0.02
+ROOM_WAIT_S = 1.0  # as long as the server may take to make room in the pipe
 SCOPE_SHOWN_BYTES = 200
 
 
@@ -86,22 +84,18 @@ class FileTimerClient(TimerClient):
         line = request.to_json().encode() + b"\n"
         if len(line) > LINE_MAX:
             raise RuntimeError(f"FileTimerRequest larger than {LINE_MAX} bytes is not supported: {line[:200].decode()}...")
-        until = time.monotonic() + SERVER_WAIT_S
-        fd = self._open(until)
+        fd = self._open()
         try:
-            self._write(fd, line, until)
+            self._write(fd, line, time.monotonic() + ROOM_WAIT_S)
         finally:
             os.close(fd)
 
-    def _open(self, until: float) -> int:
-        """The pipe's end; a server that is just starting is waited for."""
-        while True:
-            try:
-                return os.open(self._file_path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-            except OSError as error:
-                if error.errno not in (errno.ENOENT, errno.ENXIO) or time.monotonic() >= until:
-                    raise _unavailable() from error
-            time.sleep(RETRY_S)
+    def _open(self) -> int:
+        """The pipe's end. A server makes it before anybody is told of it: one that is not there is gone, and not waited for."""
+        try:
+            return os.open(self._file_path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError as error:
+            raise _unavailable() from error
 
     def _write(self, fd: int, line: bytes, until: float) -> None:
         """The line, in one piece; a pipe that is full for the moment is waited for."""

@@ -462,3 +462,15 @@ def exit_codes_of_the_command() -> dict[str, Any]:
         ]
     )
     return dict(zip(lists, codes, strict=True))
+
+
+@case
+def settings_that_do_not_end_a_job() -> dict[str, Any]:
+    """Quotes that the shell has left, and settings of other back ends."""
+    import torch.distributed.run as run_module
+
+    facts = {}
+    texts = ("'join_timeout=5,close_timeout=6'", '"join_timeout=5"', "protocol=http,cacert=/x,join_timeout=5", "join_timeout = 5")
+    for text in texts:
+        facts[text] = outcome(lambda t=text: isinstance(run_module.config_from_args(arguments("--rdzv-conf", t, "x.py")), tuple))
+    return facts

@@ -338,3 +338,36 @@ def errors_that_travel() -> dict[str, Any]:
         "failure is equal": pickle.loads(pickle.dumps(made[0])) == made[0],
         "error": "value" in outcome(lambda: pickle.loads(pickle.dumps(error)).name),
     }
+
+
+@case
+def the_first_failure_is_the_earliest() -> dict[str, Any]:
+    """By the failures' own timestamps, with an error file or without."""
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+
+    facts: dict[str, Any] = {}
+    with folder() as path:
+        (path / "old.json").write_text(json.dumps({"message": {"message": "m", "extraInfo": {"timestamp": "1700000000"}}}))
+        orders = {"a file of old": (None, "old.json"), "set by hand": ("1600000000", "old.json"), "two without": ("5", None, "4")}
+        for name, kinds in orders.items():
+            made = {}
+            for rank, kind in enumerate(kinds):
+                is_file = kind is not None and kind.endswith(".json")
+                made[rank] = ProcessFailure(rank, 990 + rank, 1, str(path / kind) if is_file else "/no/such/file")
+                if kind is not None and not is_file:
+                    made[rank].timestamp = int(kind)
+            facts[name] = ChildFailedError("x", made).get_first_failure()[0]
+    return facts
+
+
+@case
+def record_of_children_that_left_no_file() -> dict[str, Any]:
+    """A launcher has no error of its own to record."""
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure, record
+
+    @record
+    def launching() -> None:
+        raise ChildFailedError("child", {0: ProcessFailure(0, 1, 17, "/no/such/file")})
+
+    with folder() as path, environment(TORCHELASTIC_ERROR_FILE=str(path / "mine.json")):
+        return {"raises": outcome(launching), "written": (path / "mine.json").exists()}

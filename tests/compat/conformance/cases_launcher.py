@@ -342,3 +342,13 @@ def a_rendezvous_of_ones_own() -> dict[str, Any]:
     got = get_rendezvous_handler(parameters(backend="conformance", endpoint="e", mine=5))
     answer = outcome(elastic_launch(config(rdzv_backend="conformance", rdzv_configs={"mine": 7}), scaled), 3)
     return {"made": made, "kind": got.get_backend(), "agent store": got.use_agent_store, "answer": answer}
+
+
+@case
+def signals_in_the_launchers_own_environment() -> dict[str, Any]:
+    from torch.distributed.launcher.api import elastic_launch
+
+    name = "TORCHELASTIC_SIGNALS_TO_HANDLE"
+    with environment(**{name: None}):
+        elastic_launch(config(nproc_per_node=1, signals_to_handle="SIGTERM,SIGUSR2"), "true")()
+        return {"after a launch": os.environ.get(name)}

@@ -749,3 +749,26 @@ def what_a_context_tells_of_itself() -> dict[str, Any]:
         facts["envs"] = {rank: sorted(env) for rank, env in context.envs.items()}
         facts["name"] = [context.name, context.entrypoint, context.nprocs]
     return plain(facts)
+
+
+@case
+def a_failure_ends_the_others() -> dict[str, Any]:
+    """Whoever is told of it, by a wait of either kind, finds nobody left; those that failed by themselves are all told."""
+    facts: dict[str, Any] = {}
+    for name, wait in (("wait", lambda one: one.wait(period=0.05)), ("for a time", lambda one: one.wait(100, 0.05))):
+        with folder() as path:
+            context = started(path, 'test "$1" = arg2 && exec sleep 60; exit 3', 3)
+            until(lambda c=context: sum(has_ended(pid) for pid in c.pids().values()) == 2)
+            result = wait(context)
+            left = [pid for pid in context.pids().values() if Path(f"/proc/{pid}/stat").exists()]
+            facts[name] = [result.is_failed(), left, [result.failures[rank].exitcode for rank in (0, 1)]]
+            facts[f"{name}: who was stopped"] = result.failures[2].exitcode if 2 in result.failures else None
+            context.close()
+    return facts
+
+
+def has_ended(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] in "ZX"
+    except FileNotFoundError:
+        return True

@@ -722,3 +722,31 @@ def a_node_that_waits() -> dict[str, Any]:
     facts = {"alone": alone, "waiting": waiting, "together": pair[0][1], "then": first.num_nodes_waiting()}
     facts["shutdown"] = [outcome(second.shutdown), outcome(first.shutdown)]
     return facts
+
+
+@case
+def threads_of_a_handler_end() -> dict[str, Any]:
+    """With a shutdown, or with the last reference to it."""
+    import gc
+
+    from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler
+
+    facts = {}
+    for name in ("shutdown", "dropped"):
+        before = set(threading.enumerate())
+        one = DynamicRendezvousHandler.from_backend(f"threads-{name}", store(), cell(), 1, 1)
+        one.next_rendezvous()
+        if name == "shutdown":
+            facts["shut down"] = outcome(one.shutdown)
+        else:
+            del one
+            gc.collect()
+        facts[name] = until(lambda known=before: not set(threading.enumerate()) - known, 20)
+    return facts
+
+
+@case
+def the_token_of_a_back_end() -> dict[str, Any]:
+    from torch.distributed.elastic.rendezvous import c10d_rendezvous_backend, dynamic_rendezvous
+
+    return {"same": [dynamic_rendezvous.Token is Any, c10d_rendezvous_backend.Token is Any]}

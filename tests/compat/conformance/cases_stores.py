@@ -206,3 +206,51 @@ def a_server_that_waits_for_nobody() -> dict[str, Any]:
         "no port, two": outcome(create_c10d_store, True, "localhost", world_size=2, timeout=1),
         "nobody comes": outcome(create_c10d_store, True, "localhost", 0, world_size=2, timeout=1),
     }
+
+
+class Least:
+    """A store with no more than these functions ask for, and nobody else in it."""
+
+    timeout = 5.0
+
+    def __init__(self) -> None:
+        self.values: dict[str, bytes] = {}
+
+    def set_timeout(self, timeout: Any) -> None:
+        self.timeout = timeout
+
+    def set(self, key: str, value: Any) -> None:
+        self.values[key] = value if isinstance(value, bytes) else str(value).encode()
+
+    def get(self, key: str) -> bytes:
+        return self.values[key]
+
+    def add(self, key: str, amount: int) -> int:
+        self.values[key] = str(int(self.values.get(key, b"0")) + amount).encode()
+        return int(self.values[key])
+
+    def wait(self, keys: Any, timeout: Any = None) -> None:
+        if not all(key in self.values for key in keys):
+            raise RuntimeError("waited in vain")
+
+    def multi_get(self, keys: Any) -> list[bytes]:
+        return [self.values[key] for key in keys]
+
+
+@case
+def a_store_of_the_least_kind() -> dict[str, Any]:
+    """Without ``check``, which names those that are missing where a store has it."""
+    from torch.distributed.elastic.utils.store import barrier, get_all, synchronize
+
+    def gather() -> Any:
+        one = Least()
+        one.set("p/0", b"d")
+        return get_all(one, 0, "p/", 1)
+
+    return {
+        "get_all": outcome(gather),
+        "synchronize": outcome(lambda: synchronize(Least(), b"d", 0, 1, "p/")),
+        "barrier": outcome(lambda: barrier(Least(), 1, "p/")),
+        "barrier with rank": outcome(lambda: barrier(Least(), 1, "p/", rank=0)),
+        "barrier of two": outcome(lambda: barrier(Least(), 2, "p/", barrier_timeout=0.1)),
+    }

@@ -343,3 +343,20 @@ def what_is_logged_of_expired_timers() -> dict[str, Any]:
         "answer": outcome(log_debug_info_for_expired_timers, "run", {1: ["scope"]}),
         "none": outcome(log_debug_info_for_expired_timers, "run", {}),
     }
+
+
+@case
+def a_server_that_is_gone() -> dict[str, Any]:
+    from torch.distributed.elastic.timer import FileTimerClient, expires
+
+    entered = []
+
+    def block(client: Any) -> None:
+        with expires(60, "scope", client):
+            entered.append(True)
+
+    with folder() as path:
+        never = outcome(block, FileTimerClient(str(path / "never")))
+        os.mkfifo(path / "left")
+        left = outcome(block, FileTimerClient(str(path / "left")))
+    return {"never there": never, "left its pipe": left, "entered": len(entered)}

@@ -14,8 +14,7 @@ from rallypoint.errors import UsageError
 from rallypoint.parser_actions import check_env, env
 from rallypoint.torch_run import TORCHRUN_FLAGS, get_args_parser
 
-NOT_AN_ARGUMENT = ("log_line_prefix_template", "print_completion")  # of later versions of torchrun
-DEFAULTS = {key: value for key, value in TORCHRUN_DEFAULTS.items() if key not in NOT_AN_ARGUMENT}
+DEFAULTS = TORCHRUN_DEFAULTS
 
 
 @pytest.fixture

@@ -45,6 +45,7 @@ class Start:
         self.rank, self.world, self.node = (int(self.env[name]) for name in ("RANK", "WORLD_SIZE", "GROUP_RANK"))
         self.master = self.env["MASTER_ADDR"], self.env["MASTER_PORT"]
         self.restarts = int(self.env["TORCHELASTIC_RESTART_COUNT"])
+        self.generation = int(self.env["RALLYPOINT_GENERATION"])
 
 
 class Node:

@@ -56,8 +56,10 @@ class TorchJob:
 
     def start_call(self, nodes: int, node_rank: int, workers: int) -> Any:
         """One agent with a rank that is given, by a call of elastic_launch."""
-        arguments = [self.folder, f"127.0.0.1:{self.port}", nodes, node_rank, workers]
-        command = [sys.executable, PROGRAMS / "launch_rank_sum.py", *arguments]
+        return self.start_program("launch_rank_sum.py", self.folder, f"127.0.0.1:{self.port}", nodes, node_rank, workers)
+
+    def start_program(self, name: str, *arguments: object) -> Any:
+        command = [sys.executable, PROGRAMS / name, *arguments]
         env = {**os.environ, "GLOO_SOCKET_IFNAME": "lo"}
         self.agents.append(self._start_command([str(part) for part in command], env=env))
         return self.agents[-1]

@@ -64,10 +64,14 @@ class Change(Value):
 
 
 class Cell:
-    """A job's document in `backend`. Used by one thread at a time."""
+    """A job's document in `backend`. Used by one thread at a time.
 
-    def __init__(self, backend: Backend) -> None:
+    After a write that lost to another it pauses, for a random time of at most `backoff_max_s`; 0: as long as we think fit.
+    """
+
+    def __init__(self, backend: Backend, backoff_max_s: float = 0.0) -> None:
         self._backend = backend
+        self._backoff_max_s = backoff_max_s
         self._identity = ""
         self._name = os.urandom(6).hex()
         self._writes = 0
@@ -88,7 +92,8 @@ class Cell:
             found = self._set(document, None if found is None else found[1])
             if found is None:
                 return Change(document, sent_at)
-            time.sleep(random.uniform(0, pause_s))  # so that those who collide do not do so again
+            drawn_s = random.uniform(0, self._backoff_max_s or pause_s)  # so that those who collide do not do so again
+            time.sleep(min(drawn_s, max(0.0, until - time.monotonic())))
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
     def _document(self, found: tuple[bytes, Any] | None) -> CellDocument:
@@ -208,8 +213,8 @@ class CellCaller:
 class CellCoordination(Coordination):
     """One node's part in the document in `backend`; `address` is where its peers reach it."""
 
-    def __init__(self, backend: Backend, address: str = "127.0.0.1") -> None:
-        self._cell = Cell(backend)
+    def __init__(self, backend: Backend, address: str = "127.0.0.1", backoff_max_s: float = 0.0) -> None:
+        self._cell = Cell(backend, backoff_max_s)
         self._address = address
         self._wake_fd = WakeFd()
         self._caller = CellCaller(self._wake_fd.set)
