@@ -1,14 +1,17 @@
 """Where each worker's output goes, decided from the log destinations, and carried there.
 
 Three ways out, each as cheap as it can be. Output that nobody but the console wants is inherited. Output that only a file wants
-is written there by the worker itself. Everything else passes through the pump: what is shown and kept, what has a size cap, and
-always stderr that is not redirected, so that its last lines can be told when the worker fails.
+is written there by the worker itself. Everything else passes through the pump: what is shown and kept, what has a size cap, what
+several workers write to one file or pipe, where their lines would come apart, and always stderr that is not redirected, so that
+its last lines can be told when the worker fails.
 """
 
 from __future__ import annotations
 
 import os
+import stat
 import time
+from collections.abc import Collection
 
 from rallypoint.base import defaults, report
 from rallypoint.base.records import Value
@@ -20,7 +23,7 @@ if TYPE_CHECKING:
     from rallypoint.output.console import Console
     from rallypoint.output.pump import StreamPump
 
-__all__ = ["Outlets", "Route"]
+__all__ = ["Outlets", "Route", "mixes_lines"]
 
 _APPENDING = os.O_WRONLY | os.O_CREAT | os.O_APPEND
 
@@ -35,13 +38,17 @@ class Route(Value):
     prefix: str = ""
     filters: tuple[str, ...] = ()
     filtered_file: str = ""
+    is_inherited: bool = False  # the worker is to find things as if our own stream were its
 
 
 class Outlets:
     """The ends of all streams of one group of workers."""
 
-    def __init__(self, logs: LogsDest, log_max_bytes: int | None = None, folder: LogFolder | None = None) -> None:
+    def __init__(
+        self, logs: LogsDest, ranks: Collection[int], log_max_bytes: int | None = None, folder: LogFolder | None = None
+    ) -> None:
         self._logs = logs
+        self._is_stdout_mixed = sum(not logs.stdouts.get(rank) for rank in ranks) > 1 and mixes_lines(Std.OUT)
         self._log_max_bytes = log_max_bytes
         self._folder = folder
         self._files: dict[str, int] = {}  # those that workers write to themselves
@@ -67,11 +74,11 @@ class Outlets:
     def open(self, local_rank: int, stream: Std, prefix: str, filters: tuple[str, ...]) -> int:
         """The file descriptor that the worker is to find as this stream."""
         file, is_tee = self._destination(local_rank, stream)
-        if stream == Std.OUT and not file:
+        if stream == Std.OUT and not file and not self._is_stdout_mixed:
             return int(stream)
         if self._is_the_workers_own(local_rank, stream):
             return self._files[file]
-        route = Route(local_rank, stream, file if file != os.devnull else "")
+        route = Route(local_rank, stream, file if file != os.devnull else "", is_inherited=stream == Std.OUT and not file)
         if is_tee:
             filtered_file = self._logs.filtered_stdout if stream == Std.OUT else self._logs.filtered_stderr
             route = route.replace(prefix=prefix, filters=filters, filtered_file=filtered_file)
@@ -94,13 +101,14 @@ class Outlets:
 
     def hand_over(self) -> None:
         """The workers have their ends; close ours, and start to listen. The pump is imported while the workers start."""
-        from rallypoint.output.console import console_writer
+        from rallypoint.output.console import console_writer, inherited_writer
         from rallypoint.output.pump import StreamPump
 
         self._close_workers_ends()
         self._pump = StreamPump(defaults.STDERR_TAIL_BYTES, self._log_max_bytes, self._folder)
         for end, route, is_shown in self._our_ends:
-            self._pump.attach(route.replace(console=console_writer(route.stream)) if is_shown else route, end)
+            write = inherited_writer(route.stream) if route.is_inherited else console_writer(route.stream)
+            self._pump.attach(route.replace(console=write) if is_shown else route, end)
         self._our_ends.clear()
         self._pump.start()
 
@@ -164,6 +172,18 @@ class Outlets:
         self._workers_ends.clear()
         _close_all(self._files)
         self._files = {}
+
+
+def mixes_lines(fd: int) -> bool:
+    """Whether lines of several writers come apart there, because programs fill a buffer first, and cut it anywhere.
+
+    On a terminal they write line by line. And what goes to a device such as /dev/null is not read as lines.
+    """
+    try:
+        mode = os.fstat(fd).st_mode
+    except OSError:  # there is none
+        return False
+    return stat.S_ISREG(mode) or stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)
 
 
 def _open_all(folder: LogFolder | None, paths: list[str]) -> dict[str, int]:

@@ -128,7 +128,8 @@ class WardedContext(PContext):
         self._warden = self._open_warden()
         self._logs = self._destinations()
         specs = self._logs_specs
-        self._outlets = Outlets(self._logs, getattr(specs, "log_max_bytes", None), getattr(specs, "run_folder", None))
+        limit, folder = getattr(specs, "log_max_bytes", None), getattr(specs, "run_folder", None)
+        self._outlets = Outlets(self._logs, self.args.keys(), limit, folder)
         self._inherited_env = {name: value for name, value in environment.own.items() if name != defaults.ENV_SECRET}
         warden_client.stop_with_us(self._warden.pid)
         stdin = _input_of_workers()
