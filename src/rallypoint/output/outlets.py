@@ -8,6 +8,7 @@ its last lines can be told when the worker fails.
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import time
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Outlets", "Route", "mixes_lines"]
 
+PROBE_BYTES = 4096
 _APPENDING = os.O_WRONLY | os.O_CREAT | os.O_APPEND
 
 
@@ -153,6 +155,27 @@ class Outlets:
                 return log.read().decode(errors="replace")
         except OSError:  # it was deleted; the summary does without
             return ""
+
+    def full_folder(self, local_rank: int) -> str:
+        """The log folder, if this worker writes to files in it itself, and its disk takes nothing more; else nothing."""
+        for stream in (Std.OUT, Std.ERR):
+            file, _ = self._destination(local_rank, stream)
+            if self._is_the_workers_own(local_rank, stream) and file != os.devnull and self._is_on_full_disk(file):
+                return self._folder.path if self._folder is not None else os.path.dirname(file)
+        return ""
+
+    def _is_on_full_disk(self, file: str) -> bool:
+        """Also tried, as the number of free blocks does not tell of quotas."""
+        try:
+            if os.statvfs(os.path.dirname(file)).f_bavail == 0:
+                return True
+            probe = os.open(os.path.dirname(file), os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC)  # a file that nobody else sees
+            try:
+                return os.write(probe, bytes(PROBE_BYTES)) < PROBE_BYTES
+            finally:
+                os.close(probe)
+        except OSError as error:
+            return error.errno in (errno.ENOSPC, errno.EDQUOT)
 
     def quiet_interrupts(self) -> None:
         if self._pump is not None:

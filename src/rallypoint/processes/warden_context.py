@@ -284,6 +284,7 @@ class WardedContext(PContext):
             ended_at=ended.at - ago_s,
             killed_for_memory=self._memory_kills.explain(ended.pid) if ended.exitcode == -signal.SIGKILL and not why else "",
             ended_on_purpose=why,
+            full_log_folder=self._outlets.full_folder(rank) if log_file and not why else "",
         )
 
     def _close(self, death_sig: signal.Signals, timeout: float) -> None:
