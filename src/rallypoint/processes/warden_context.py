@@ -158,7 +158,7 @@ class WardedContext(PContext):
         assert self._outlets is not None
         prefix = (self._log_line_prefixes or {}).get(rank, f"[{self.name}{rank}]:")
         own = {**self.envs[rank], defaults.ENV_ERROR_FILE: self._logs.error_files[rank]}
-        launch = self._launch_of(rank, {**self._inherited_env, **own})
+        launch = self._launch_of(rank, {defaults.ENV_FAULTHANDLER: "1", **self._inherited_env, **own})
         streams = {
             1: self._outlets.open(rank, Std.OUT, prefix, self._duplicate_stdout_filters),
             2: self._outlets.open(rank, Std.ERR, prefix, self._duplicate_stderr_filters),
