@@ -8,6 +8,7 @@ its last lines can be told when the worker fails.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import stat
@@ -58,6 +59,14 @@ class Outlets:
         self._workers_ends: list[int] = []
         self._awaited: set[int] = set()
         self._our_ends: list[tuple[int, Route, bool]] = []  # and whether the console shows it
+
+    def make_filtered_files(self, streams: Std) -> None:
+        """Make the files for filtered lines of these streams: they are there as soon as the workers are, matched or not."""
+        wanted = ((Std.OUT, self._logs.filtered_stdout), (Std.ERR, self._logs.filtered_stderr))
+        paths = [file for stream, file in wanted if stream & streams and file]
+        if paths:
+            with contextlib.suppress(OSError):  # told by the pump, which opens them again
+                file_clerk.do(lambda: _close_all(_open_all(self._folder, paths)), FOLDERS_TIMEOUT_S, inbox.raise_pending)
 
     def open_files(self) -> None:
         """Open what workers write to themselves. Should that fail, or hang, their output goes nowhere, and they run."""

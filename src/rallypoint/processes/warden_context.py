@@ -134,6 +134,8 @@ class WardedContext(PContext):
         warden_client.stop_with_us(self._warden.pid)
         stdin = _input_of_workers()
         try:
+            filtered = Std.OUT * bool(self._duplicate_stdout_filters) | Std.ERR * bool(self._duplicate_stderr_filters)
+            self._outlets.make_filtered_files(Std(filtered))
             self._outlets.open_files()
             self._warden.spawn([self._launch(rank, stdin) for rank in sorted(self.args)], self.licence_fd)
         finally:
