@@ -129,6 +129,7 @@ def test_workers_find_what_the_contract_lists(make_agent: MakeAgent, told: Path)
             "TORCHELASTIC_USE_AGENT_STORE": "True",
             "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
             "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+            "PYTHONFAULTHANDLER": "1",
         }
 
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 import errno
 import signal
 import sys
+import threading
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.conftest import AT_ONCE_S, poll_until
 
 import rallypoint.agent
 from rallypoint import errors
-from rallypoint.base import report
+from rallypoint.base import outbox, report
 from rallypoint.cli import main as cli
 from rallypoint.failures.process_failure import ChildFailedError, ProcessFailure
 
@@ -48,6 +50,25 @@ def launch(monkeypatch: pytest.MonkeyPatch) -> Launch:
 @pytest.fixture
 def train(script: Any) -> str:
     return str(script("print('hello')"))
+
+
+@pytest.mark.parametrize("is_owed", [True, False])
+def test_f28_what_workers_printed_waits_for_a_slow_reader(monkeypatch: pytest.MonkeyPatch, is_owed: bool) -> None:
+    """F28: as long as that takes, as the workers themselves would have; a line of ours does not wait so long."""
+    monkeypatch.setattr(cli, "_LAST_LINES_S", 0.1)
+    asked, is_read = [], threading.Event()
+    monkeypatch.setattr(outbox, "is_owing", lambda: bool(asked.append(len(asked)) or box.owed))
+    box = outbox.Outbox(lambda _: is_read.wait(AT_ONCE_S), is_for_people=True)
+    box.owed = int(is_owed)
+    box.put("a line", may_wait=False)
+    reader = threading.Thread(target=lambda: poll_until(lambda: len(asked) >= 3, AT_ONCE_S) and is_read.set())
+    reader.start()
+    cli._await_readers(was_stopped=False)
+    assert is_read.is_set() == is_owed
+    assert len(asked) >= (3 if is_owed else 1)
+    asked.extend(range(3))
+    reader.join()
+    assert box.flush(AT_ONCE_S)
 
 
 def test_what_is_said_later_in_the_process_goes_to_its_logger_again(

@@ -188,6 +188,20 @@ def test_M2_a_signal_is_passed_on(blocked: Any, workers: Workers, events_block: 
     assert not any(map(alive, pids))
 
 
+def test_f28_workers_that_print_for_nobody_can_be_stopped(blocked: Any, orders: Path, script: Any, wait_until: Any):
+    """F28, M2: what they print waits in pipes and then so do they; the launcher does not."""
+    printing = script("""
+        import os, sys
+        open(f"{sys.argv[1]}/{os.environ['RANK']}", "w").close()
+        while True:
+            print("a line")
+        """)
+    job = blocked([*STANDALONE, printing, orders])
+    wait_until(lambda: len(list(orders.iterdir())) == 2, WAIT_S)
+    job.process.send_signal(signal.SIGTERM)
+    assert job.wait() == 143
+
+
 def test_M2_two_signals_kill(blocked: Any, workers: Workers, events_block: Any, alive: Any, wait_until: Any):
     """M2: whatever the console does; and a third one does not wait for readers either."""
     job = blocked([*STANDALONE, "--tee", "3", "--log-dir", "logs", workers.program, workers.folder])

@@ -119,6 +119,29 @@ def test_the_first_failure_comes_first(rallyrun: Any, script: Any):
     assert "a victim" not in summary
 
 
+CRASHES = """
+import ctypes, os, time
+
+def dive():
+    ctypes.string_at(0)
+
+if os.environ["RANK"] == "1":
+    dive()
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize(("setting", "is_told"), [({}, True), ({"PYTHONFAULTHANDLER": ""}, False)], ids=["ours", "the user's"])
+def test_a_crash_shows_its_line(rallyrun: Any, script: Any, setting: dict[str, str], is_told: bool):
+    """P01: native code ends the worker by a signal, and Python tells where; unless the user does not want it to."""
+    worker = script(CRASHES)
+    ended = rallyrun(["--standalone", "--nproc-per-node", "2", worker], env=setting)
+    assert ended.returncode == 1
+    assert (f'File "{worker}", line 5 in dive' in ended.stderr) == is_told
+    assert (f"{worker}:5 in dive\n" in summary_of(ended.stderr)) == is_told
+    assert "rank 1 was killed by SIGSEGV" in summary_of(ended.stderr)
+
+
 def test_a_stranger_kills_a_worker(start_rallyrun: Any, script: Any, numbers: Any):
     """P21: exit code -9 is told as SIGKILL, sender unknown, and how to find out."""
     job = start_rallyrun(["--standalone", "--nproc-per-node", "2", script(SLEEPS)])

@@ -138,6 +138,36 @@ def test_v5_ctrl_z_stops_the_workers_and_fg_continues_them(
     wait_until(lambda: not marked())
 
 
+def test_f03_a_prompt_is_seen_before_its_answer(
+    shell: Any, rallyrun_command: Any, script: Any, numbers: Any, wait_until: Any, marked: Any
+):
+    """F03: Python writes the prompt of input() to stderr, without a line end; a part of any other line shows as well."""
+    worker = script("""
+        import sys
+        answer = input("value? ")
+        sys.stderr.write(f"you said {answer}, ")
+        print(input())
+        """)
+    job = shell("fg", rallyrun_command("--standalone", worker))
+    wait_until(lambda: "value? " in job.text())
+    job.press(b"42\n")
+    wait_until(lambda: job.text().endswith("you said 42, "))
+    job.press(b"enough\n")
+    wait_until(lambda: "ended 0\n" in job.text())
+    wait_until(lambda: not marked())
+
+
+def test_f28_on_a_terminal_workers_have_it_themselves(
+    shell: Any, rallyrun_command: Any, script: Any, numbers: Any, wait_until: Any, marked: Any
+):
+    """F28: colours and progress bars are as without us."""
+    worker = script("import os; os.write(1, b'tty %d\\n' % os.isatty(1))")
+    job = shell("fg", rallyrun_command("--standalone", "--nproc-per-node", "2", worker))
+    wait_until(lambda: "ended 0\n" in job.text())
+    assert job.text().count("tty 1") == 2
+    wait_until(lambda: not marked())
+
+
 def test_v5_ctrl_z_at_any_moment(shell: Any, rallyrun_command: Any, numbers: Any, wait_until: Any, marked: Any, tmp_path: Path):
     """V5: while the job starts, and while it stops: whatever there is stands still until it is continued."""
     program = "trap 'sleep 0.1; exit 7' TERM; echo up > $0.$RANK; while :; do sleep 0.01; done"

@@ -118,6 +118,25 @@ def test_M5_a_disk_that_takes_nothing(
     run_with_trouble(start_rallyrun, script, orders, wait_until, small_disk / "logs", ["--log-dir", small_disk / "logs"], trouble)
 
 
+@pytest.mark.root
+def test_f04_a_full_disk_is_named_as_the_cause(rallyrun: Any, script: Any, small_disk: Path):
+    """F04: workers write to the log files themselves, and fail there; as no traceback finds room, the summary says why."""
+    worker = script("""
+        while True:
+            print("a line that fills the disk, sooner or later")
+        """)
+    flags = ["--log-dir", small_disk / "logs", "--redirects", "3"]
+    ended = rallyrun(["--standalone", "--nproc-per-node", "2", *flags, worker])
+    assert ended.returncode == 1
+    [run] = (small_disk / "logs").iterdir()
+    summary = ended.stderr.rsplit("=" * 80, 2)[1]
+    assert f"exited with code 1; the disk of the log folder {run} is full\n" in summary
+    assert "what to do: the disk of the log folder is full" in summary
+    assert "left no traceback" not in ended.stderr
+    assert "goes on" not in ended.stderr
+    assert "go on" not in ended.stderr
+
+
 def test_M5_a_bad_folder_at_the_start_is_bad_input(rallyrun: Any, script: Any, tmp_path: Path):
     """M5: then nothing runs yet, and one line says so."""
     (tmp_path / "file").touch()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,76 @@ def test_whole_lines_of_many_workers(start_command: Any, rallyrun_command: Any, 
         text = files[f"attempt_0/{rank}/std{stream}.log"].read_text()
         assert text.count("\n") == lines
         assert f"<{stream} {rank} {lines - 1} " in text
+
+
+def test_f28_whole_lines_without_tee(rallyrun: Any, script: Any):
+    """F28: four workers print a hundred thousand lines each into one pipe; each line is whole, in its order, and there."""
+    worker = script("""
+        import os
+        for number in range(100_000):
+            print(f"rank {os.environ['RANK']} says line {number}")
+        """)
+    ended = rallyrun(["--standalone", "--nproc-per-node", "4", worker], timeout=120)
+    assert ended.returncode == 0, ended.stderr
+    shown: dict[str, list[str]] = {}
+    for line in ended.stdout.split("\n")[:-1]:
+        shown.setdefault(line[: len("rank 0")], []).append(line)
+    for rank in range(4):
+        assert shown.pop(f"rank {rank}") == [f"rank {rank} says line {number}" for number in range(100_000)]
+    assert shown == {}
+
+
+WHERE = """
+import os
+os.write(1, f"{os.environ['RANK']} {os.readlink('/proc/self/fd/1')}\\n".encode())
+"""
+
+
+@pytest.mark.parametrize(
+    ("flags", "are_ours"),
+    [
+        ("--nproc-per-node 1", [True]),
+        ("--nproc-per-node 2", [False, False]),
+        ("--nproc-per-node 2 --redirects 1:1 --log-dir logs", [True]),
+        ("--nproc-per-node 2 --local-ranks-filter 0", [True]),
+    ],
+)
+def test_f28_who_writes_alone_writes_to_our_own_stdout(
+    start_command: Any, rallyrun_command: Any, script: Any, flags: str, are_ours: list[bool]
+):
+    """F28: lines pass through the launcher only where those of several workers could come apart."""
+    job = start_command(rallyrun_command("--standalone", *flags.split(), script(WHERE)))
+    assert job.wait() == 0, job.stderr
+    assert [line.endswith("/stdout.txt") for line in sorted(job.stdout.splitlines())] == are_ours
+
+
+def test_f28_a_reader_that_is_gone(start_command: Any, rallyrun_command: Any, script: Any):
+    """F28: as with one worker, those who print find their stdout closed: `rallyrun … | head` ends."""
+    worker = script("""
+        while True:
+            print("line")
+        """)
+    reader, writer = os.pipe()
+    job = start_command(rallyrun_command("--standalone", "--nproc-per-node", "2", worker), stdout=writer)
+    os.close(writer)
+    assert os.read(reader, 100).startswith(b"line\nline\n")
+    os.close(reader)
+    assert job.wait() == 1
+    assert "BrokenPipeError" in job.stderr
+
+
+def test_f28_all_kinds_of_output(rallyrun_command: Any, script: Any, tmp_path: Path):
+    """F28: bytes that are no text, long lines and a last line without an end come as they were written, and not a byte more."""
+    worker = script("""
+        import os, sys
+        rank = os.environ["RANK"].encode()
+        sys.stdout.buffer.write(b"<" + rank + bytes(range(128, 256)) + rank * 500_000 + b">\\n<last of " + rank + b">")
+        """)
+    with (tmp_path / "all").open("wb") as file:
+        command = rallyrun_command("--standalone", "--nproc-per-node", "2", worker)
+        assert subprocess.run(command, stdout=file, timeout=60, check=False).returncode == 0
+    lines = [b"<" + rank + bytes(range(128, 256)) + rank * 500_000 + b">" for rank in (b"0", b"1")]
+    assert sorted((tmp_path / "all").read_bytes().split(b"\n")) == sorted([*lines, b"<last of 0>", b"<last of 1>"])
 
 
 def test_the_prefix_says_who_speaks(rallyrun: Any, script: Any):

@@ -270,6 +270,16 @@ def test_what_to_do(exitcode: int, stderr: str, expected: str, unexpected: str) 
     assert unexpected not in text
 
 
+def test_f04_a_full_disk_explains_what_is_missing() -> None:
+    """F04: where a traceback was found after all, that comes first, and the disk is still told of."""
+    text = summary_of(failure(full_log_folder="/logs/run"))
+    assert text.splitlines()[1] == "train.py FAILED: rank 0 exited with code 1; the disk of the log folder /logs/run is full"
+    assert "what to do: the disk of the log folder is full" in text
+    told = summary_of(failure(stderr=STDERR, full_log_folder="/logs/run"))
+    assert "rank 0 raised " in told
+    assert "what to do: the disk of the log folder is full" in told
+
+
 def test_stderr_is_shown_only_if_it_says_more() -> None:
     assert "stderr, last lines" not in summary_of(failure(stderr=STDERR.partition("\n")[2]))
     assert "    the config file is missing" in summary_of(failure(stderr="the config file is missing\n"))

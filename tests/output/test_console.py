@@ -46,6 +46,26 @@ def test_a_line_too_long_comes_in_pieces() -> None:
     assert shown == [b"", PREFIX + b"abcdef", b"", b"gh\n" + PREFIX + b"next\n"]
 
 
+@pytest.mark.parametrize(
+    ("texts", "is_bar"),
+    [
+        ([b"loss 1"], False),
+        ([b"\r10%"], True),
+        ([b"\r", b"10%", b"|"], True),
+        ([b"a\r10%\nloss"], False),
+        ([b"a\n\r10%"], True),
+        ([b"\r10%", b"\n", b"loss"], False),
+        ([b"\r10%\r"], False),
+    ],
+)
+def test_a_bar_is_what_comes_after_a_carriage_return(texts: list[bytes], is_bar: bool) -> None:
+    """F03"""
+    prefixer = LinePrefixer(b"")
+    for text in texts:
+        prefixer.feed(text)
+    assert prefixer.is_inside_bar == is_bar
+
+
 def test_a_long_line_of_single_bytes_costs_no_quadratic_time() -> None:
     cutter = LineCutter()
     start = time.process_time()

@@ -157,6 +157,73 @@ def test_progress_bars_show_as_they_go(pump: StreamPump, wait_until: WaitUntil) 
     assert shown.text == b"[0]:10%\r[0]:20%\r\n[0]:done\n"
 
 
+def test_f03_a_part_of_a_line_is_shown_after_a_moment(pump: StreamPump, wait_until: WaitUntil, tmp_path: Path) -> None:
+    """F03: a prompt shows before its answer; its line goes on, with one prefix, and counts as one where lines are filtered."""
+    shown, filtered = Shown(), tmp_path / "filtered"
+    fd = open_pipe(pump, Route(0, Std.OUT, console=shown, prefix="[0]:", filters=("42",), filtered_file=str(filtered)))
+    pump.start()
+    os.write(fd, b"before\nvalue? ")
+    wait_until(lambda: shown.text == b"[0]:before\n[0]:value? ")
+    os.write(fd, b"42\nafter\n")
+    wait_until(lambda: shown.text == b"[0]:before\n[0]:value? 42\n[0]:after\n")
+    os.close(fd)
+    assert pump.close(DEADLINE_S)
+    assert filtered.read_bytes() == b"[0]:value? 42\n"
+
+
+def test_f03_a_progress_bar_looks_as_without_us(pump: StreamPump, wait_until: WaitUntil) -> None:
+    """F03: each refresh is seen when it is made; two bars overwrite each other, and a line of another worker is its own."""
+    shown = Shown()
+    fds = [open_pipe(pump, Route(rank, Std.ERR, console=shown)) for rank in range(2)]
+    pump.start()
+    for rank, text, so_far in (
+        (0, b"\r10%", b"\r10%"),
+        (1, b"\r5%", b"\r10%\r5%"),
+        (0, b"\r20%", b"\r10%\r5%\r20%"),
+        (1, b"a line\n", b"\r10%\r5%\r20%\na line\n"),
+    ):
+        os.write(fds[rank], text)
+        wait_until(lambda so_far=so_far: shown.text == so_far)
+    for fd in fds:
+        os.close(fd)
+
+
+def test_f28_others_let_a_line_come_to_its_end(pump: StreamPump, wait_until: WaitUntil) -> None:
+    """F03, F28: whoever is inside a line that shows already is not interrupted at once."""
+    shown = Shown()
+    fds = [open_pipe(pump, Route(rank, Std.OUT, console=shown)) for rank in range(2)]
+    pump.start()
+    os.write(fds[0], b"the loss is ")
+    wait_until(lambda: shown.text == b"the loss is ")
+    os.write(fds[1], b"another line\n")
+    os.write(fds[0], b"0.5\n")
+    wait_until(lambda: len(shown.text) == len(b"the loss is 0.5\nanother line\n"))
+    assert shown.text == b"the loss is 0.5\nanother line\n"
+    os.write(fds[0], b"never to end")
+    wait_until(lambda: shown.text.endswith(b"never to end"))
+    os.write(fds[1], b"somebody waits\n")
+    wait_until(lambda: shown.text.endswith(b"never to end\nsomebody waits\n"))
+    for fd in fds:
+        os.close(fd)
+
+
+def test_f28_a_line_that_was_cut_by_a_full_buffer_waits_for_its_end(pump: StreamPump, wait_until: WaitUntil) -> None:
+    """F28: a program that prints slowly into a pipe fills its buffer first, and the rest of its line may take long."""
+    shown = Shown()
+    fds = [open_pipe(pump, Route(rank, Std.OUT, console=shown)) for rank in range(2)]
+    pump.start()
+    whole = b"x" * 79 + b"\n"
+    os.write(fds[0], 102 * whole + b"the loss is ")
+    wait_until(lambda: shown.text == 102 * whole)
+    os.write(fds[1], b"a prompt? ")
+    wait_until(lambda: shown.text.endswith(b"a prompt? "))  # so this moment is over for both
+    os.write(fds[0], b"0.5\n")
+    for fd in fds:
+        os.close(fd)
+    assert pump.close(DEADLINE_S)
+    assert b"the loss is 0.5\n" in shown.text
+
+
 def test_a_line_too_long_to_wait_for_is_ended_before_another_worker_speaks(pump: StreamPump, wait_until: WaitUntil) -> None:
     shown = Shown()
     fds = [open_pipe(pump, Route(rank, Std.OUT, console=shown, prefix=f"[{rank}]")) for rank in range(2)]
@@ -203,6 +270,39 @@ def test_a_grandchild_that_keeps_the_pipe_does_not_keep_us(pump: StreamPump, wai
         assert pump.close(DEADLINE_S)
     finally:
         os.killpg(worker.pid, signal.SIGKILL)
+
+
+def test_f28_a_child_that_outlives_its_worker_may_go_on_to_write(pump: StreamPump, wait_until: WaitUntil) -> None:
+    """F28: as it could to a stream that both had inherited."""
+    shown = Shown()
+    fd = open_pipe(pump, Route(0, Std.OUT, console=shown))
+    pump.start()
+    os.write(fd, b"from the worker\n")
+    pump.worker_ended(0)
+    assert pump.wait_drained(0, DEADLINE_S)
+    os.write(fd, b"from its child\n")
+    wait_until(lambda: shown.text == b"from the worker\nfrom its child\n")
+    os.close(fd)
+
+
+def test_f28_whoever_inherits_a_broken_pipe_finds_it_broken(pump: StreamPump, wait_until: WaitUntil, warnings: list[str]) -> None:
+    """F28: as it is with one worker, which writes to ours itself."""
+
+    def broken(_: bytes) -> None:
+        raise BrokenPipeError(32, "Broken pipe")
+
+    def finds_it_broken() -> bool:
+        try:
+            os.write(fd, b"a line\n")
+        except BrokenPipeError:
+            return True
+        return False
+
+    fd = open_pipe(pump, Route(0, Std.OUT, console=broken, is_inherited=True))
+    pump.start()
+    wait_until(finds_it_broken)
+    os.close(fd)
+    assert "Broken pipe" in warnings[0]
 
 
 def test_a_worker_that_says_nothing_is_drained_too(pump: StreamPump) -> None:

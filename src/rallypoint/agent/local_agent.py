@@ -22,7 +22,8 @@ from rallypoint.base.signals import inbox
 from rallypoint.errors import UsageError
 from rallypoint.events import EventSource
 from rallypoint.metrics import prof
-from rallypoint.output.log_specs import LogsSpecs
+from rallypoint.output.log_specs import LogsSpecs, Std
+from rallypoint.output.outlets import mixes_lines
 from rallypoint.processes import warden_client
 from rallypoint.processes.context import PContext, wait_readable
 from rallypoint.processes.subprocesses import start_processes
@@ -132,7 +133,8 @@ class LocalElasticAgent(SimpleElasticAgent):
     def _reserve_files(self) -> None:
         """While nothing is started that could fail for want of them."""
         workers, own = self._worker_group.spec.local_world_size, OWN_FILES_AMONG_PEERS if self._peers.act_as_one else OWN_FILES
-        each = FILES_PER_WORKER if folders_of(self._logs_specs).keeps_output else FILES_PER_WORKER_WITHOUT_LOGS
+        passes_us = folders_of(self._logs_specs).keeps_output or (workers > 1 and mixes_lines(Std.OUT))
+        each = FILES_PER_WORKER if passes_us else FILES_PER_WORKER_WITHOUT_LOGS
         limits.reserve(workers, own + each * workers, FILES_PER_WORKER)
 
     def _time_outs(self) -> dict[str, object]:

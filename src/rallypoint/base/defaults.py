@@ -33,6 +33,7 @@ ENV_GENERATION = "RALLYPOINT_GENERATION"  # rises whenever workers are started a
 ENV_PULSE = "RALLYPOINT_PULSE"  # where the worker tells of its progress: its page in a file, a colon, the path of the file
 ENV_STACKS = "RALLYPOINT_STACKS"  # where its stacks go when it hangs; spelled out in worker_site, which imports nothing of ours
 ENV_PYTHONPATH = "PYTHONPATH"
+ENV_FAULTHANDLER = "PYTHONFAULTHANDLER"  # anything but nothing: a Python that crashes shows where it was
 
 # What the agent itself reads.
 ENV_SHUTDOWN_TIMEOUT = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"

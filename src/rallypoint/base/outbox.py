@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     T = TypeVar("T")
 
-__all__ = ["Deputy", "Outbox", "begin_duty", "end_duty", "flush", "is_busy", "on_duty", "settle"]
+__all__ = ["Deputy", "Outbox", "begin_duty", "end_duty", "flush", "is_busy", "is_owing", "on_duty", "settle"]
 
 MOST_ITEMS = 2000
 FAREWELL_S = 5.0  # for what is left when the last duty ends
@@ -73,6 +73,7 @@ class Outbox:
     def reset(self) -> None:
         """As it was in the beginning; in a fork the thread, and what it was to deliver, are the parent's."""
         self._queue: list[object] = []
+        self.owed = 0  # how many items must not be lost to a reader who is merely slow, as whoever puts them counts
         self._is_running = False
         self._is_idle = False  # it runs, but has nothing to do
         self._wake_fd = _thread.allocate_lock()
@@ -291,6 +292,11 @@ def settle() -> None:
 def is_busy() -> bool:
     """Whether anything is still to be delivered, or hangs."""
     return any(box.is_busy for box in list(_running))
+
+
+def is_owing() -> bool:
+    """Whether something is still to be delivered that must not be lost."""
+    return any(box.owed > 0 for box in list(_running))
 
 
 def _wait(lock: _thread.LockType, deadline: float, interrupt: Callable[[], object]) -> bool:

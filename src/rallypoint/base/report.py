@@ -99,7 +99,7 @@ def warning_once(what: str) -> Callable[[BaseException], None]:
 
     def complain(error: BaseException) -> None:
         if not told:
-            warn(f"{what} failed: {error!r}; the job goes on")
+            warn(f"{what} failed: {error!r}; the job does without")
         told[:] = [error]
 
     return complain

@@ -90,20 +90,29 @@ def _speaking(work: Callable[[], int]) -> int:
     outbox.begin_duty()
     try:
         code = work()
-        _await_readers(_LAST_LINES_AFTER_A_SIGNAL_S if code > _SIGNAL_BASE else _LAST_LINES_S)
+        _await_readers(was_stopped=code > _SIGNAL_BASE)
         return code
     finally:
         outbox.end_duty(0.0)
         report.set_sink(None)  # whoever called us may have a logger of its own
 
 
-def _await_readers(patience_s: float) -> None:
+def _await_readers(was_stopped: bool) -> None:
+    """Give them some time for our lines; for what workers have printed as much as they like, as the workers would have done."""
     if outbox.flush(0.2):  # nearly always, and then nothing is to be imported for it
         return
     from rallypoint.base.signals import inbox
 
+    signals: list[int] = []
+
+    def is_interrupted() -> bool:
+        signals.extend(inbox.collect())
+        return bool(signals)
+
     with inbox.watch(defaults.SIGNALS_TO_HANDLE):
-        outbox.flush(patience_s, inbox.collect)
+        while not outbox.flush(_LAST_LINES_AFTER_A_SIGNAL_S if was_stopped else _LAST_LINES_S, is_interrupted):
+            if was_stopped or signals or not outbox.is_owing():
+                return
 
 
 def parse_args(args: Sequence[str] | None = None) -> SimpleNamespace:

@@ -47,6 +47,10 @@ _RANK_RANGES_MAX = 8  # a job may have thousands of ranks
 
 _NO_LOG = "none was kept; --log-dir DIR with --tee 3 keeps all that workers write"
 _ADVICE_FOR_MEMORY = "give the job more memory, or let it use less: smaller batches, fewer workers or data loaders."
+_ADVICE_FOR_FULL_DISK = (
+    "the disk of the log folder is full, and what a worker writes there fails: make room, choose another --log-dir, or let "
+    "--log-max-size bound the logs."
+)
 _ADVICE_BY_SIGNAL = {
     "SIGKILL": "SIGKILL, sender unknown: no out-of-memory kill was seen. Who sent it may stand in `dmesg -T | grep -i kill`, or "
     "in the scheduler's log (`sacct -j JOBID`, `kubectl describe pod`).",
@@ -86,6 +90,7 @@ class ProcessFailure(Record):
     ended_at: float | None = field(default=None, kw_only=True)  # wall clock, seconds
     killed_for_memory: str = field(default="", kw_only=True)  # what the kernel said, as a sentence
     ended_on_purpose: str = field(default="", kw_only=True)  # why rallypoint itself ended it, as the end of a sentence
+    full_log_folder: str = field(default="", kw_only=True)  # where its log files are, if their disk takes nothing more
     global_rank: int | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
@@ -142,7 +147,11 @@ class ProcessFailure(Record):
             reason = f": {self.killed_for_memory}" if self.killed_for_memory else ""
             return f"Signal {-self.exitcode} ({self.signal_name()}) received by PID {self.pid}{reason}"
         traceback = self.traceback()
-        return traceback.exception if traceback else f"exited with code {self.exitcode} and left no traceback"
+        if traceback:
+            return traceback.exception
+        if self.full_log_folder:
+            return f"exited with code {self.exitcode}; the disk of the log folder {self.full_log_folder} is full"
+        return f"exited with code {self.exitcode} and left no traceback"
 
 
 class ChildFailedError(Exception):
@@ -334,6 +343,8 @@ def _advice(failure: ProcessFailure) -> list[str]:
         return []
     if failure.killed_for_memory:
         return [_ADVICE_FOR_MEMORY]
+    if failure.full_log_folder:
+        return [_ADVICE_FOR_FULL_DISK]
     if failure.exitcode < 0:
         advice = [_ADVICE_BY_SIGNAL[name]] if name in _ADVICE_BY_SIGNAL else []
         if name in _CRASHES and not find_fatal_error(failure.stderr_tail):

@@ -5,16 +5,18 @@ after each other. Its thread is the one that waits for a console that nobody rea
 too much in between; and a group that has ended leaves its last lines there, to be shown if the console takes them in time.
 
 A pipe gives bytes in blocks that begin and end anywhere, and several workers write to one console. Lines of different
-workers must not mix, so a block is shown only up to its last line end, and the rest waits for its own. All of this works
-on blocks, never line by line, which is what makes it as fast as it is; and on bytes, because a worker may write anything.
+workers must not mix, so a block is shown only up to its last line end, and the rest waits for its own; but not for long, if it
+may be somebody's prompt. All of this works on blocks, never line by line, which is what makes it as fast as it is; and on bytes,
+because a worker may write anything.
 
-A carriage return ends a line too, or a progress bar would never show.
+A carriage return ends a line too: what comes after it is a progress bar, and overwrites the one before.
 """
 
 from __future__ import annotations
 
 import fcntl
 import io
+import math
 import os
 import select
 import sys
@@ -32,8 +34,8 @@ if TYPE_CHECKING:
     from typing import TextIO
 
 __all__ = [
-    "PIPE_BYTES", "Console", "ConsoleRelay", "InterruptFilter", "LineCutter", "LinePrefixer", "Speaker", "console_writer",
-    "enlarge_pipe", "is_stuck", "matching_lines", "pipe_size", "write_all",
+    "PIPE_BYTES", "Console", "ConsoleRelay", "Floor", "InterruptFilter", "LineCutter", "LinePrefixer", "Speaker",
+    "console_writer", "enlarge_pipe", "inherited_writer", "is_stuck", "matching_lines", "pipe_size", "write_all",
 ]  # fmt: skip
 
 Console = Callable[[bytes], None]
@@ -46,6 +48,8 @@ MAX_LEFT_BYTES = 16 << 20  # of all groups that have ended
 MOST_ITEMS = 1 << 20
 STUCK_AFTER_S = 1.0  # in one write; then nobody who has to act waits for it any more
 LOOK_S = 0.05
+FLOOR_S = 1.0  # for whoever is inside a line, before others may break it
+MAX_WAITING_BYTES = 1 << 18  # of those others
 
 
 class LineCutter:
@@ -55,6 +59,11 @@ class LineCutter:
         self._max_line_bytes = max_line_bytes
         self._held: list[bytes] = []  # joined only once, so that a long line of tiny blocks costs no quadratic time
         self._held_bytes = 0
+        self.is_in_bar = False  # what it holds comes after a carriage return
+
+    @property
+    def is_holding(self) -> bool:
+        return bool(self._held)
 
     def feed(self, block: bytes) -> bytes:
         newline = block.rfind(b"\n")
@@ -62,6 +71,7 @@ class LineCutter:
         if not cut:
             self._hold(block)
             return self.rest() if self._held_bytes >= self._max_line_bytes else b""
+        self.is_in_bar = cut > newline + 1
         if cut == len(block) and not self._held:
             return block
         lines = b"".join((*self._held, memoryview(block)[:cut]))
@@ -89,16 +99,28 @@ class LinePrefixer:
     def __init__(self, prefix: bytes) -> None:
         self._prefix = prefix
         self._last = b"\n"
+        self._is_bar = False
 
     @property
     def is_inside_line(self) -> bool:
         return self._last not in LINE_ENDS
 
+    @property
+    def is_inside_bar(self) -> bool:
+        """Whether the line that it is inside of began after a carriage return, and is to be overwritten by the next."""
+        return self._is_bar and self.is_inside_line
+
     def feed(self, text: bytes) -> bytes:
         if not text:
             return b""
         opening = self._prefix if self._begins_line(text) else b""
-        self._last = text[-1:]
+        before, self._last = self._last, text[-1:]
+        if self.is_inside_line:
+            newline, carriage_return = text.rfind(b"\n"), text.rfind(b"\r")
+            if newline != carriage_return:  # there is one, or both
+                self._is_bar = carriage_return > newline
+            elif before in LINE_ENDS:
+                self._is_bar = before == b"\r"
         if not self._prefix:
             return text
         if b"\r" in text:
@@ -106,6 +128,10 @@ class LinePrefixer:
         prefixed = text.replace(b"\n", b"\n" + self._prefix)
         begun_too_early = len(self._prefix) if self._last == b"\n" else 0  # the line that comes next
         return b"".join((opening, memoryview(prefixed)[: len(prefixed) - begun_too_early]))
+
+    def overwritten(self) -> None:
+        """Somebody else's carriage return has ended the line."""
+        self._last = b"\r"
 
     def end_line(self) -> bytes:
         """The newline that is missing, if it is, so that whatever comes next starts on its own line."""
@@ -190,8 +216,9 @@ class InterruptFilter:
 class Speaker:
     """One stream of one worker, as the console sees it."""
 
-    def __init__(self, write: Console, prefix: bytes, stream: Std, has_ended: threading.Event) -> None:
-        self.write: Console | None = write
+    def __init__(self, write: Console, prefix: bytes, stream: Std, has_ended: threading.Event, is_owed: bool = False) -> None:
+        self.write: Console | None = write  # None once that has failed
+        self.is_owed = is_owed  # what it says is the output of the job, for which the reader may take any time
         self.stream = stream
         self.prefixer = LinePrefixer(prefix)
         self.interrupts = InterruptFilter()
@@ -214,7 +241,14 @@ class _Backlog:
     bytes = 0
 
 
+class _Cursor:
+    """Where the console is, whichever group has spoken last."""
+
+    inside_line: Speaker | None = None  # whose last line has no end, or was too long to wait for it
+
+
 _backlog = _Backlog()
+_cursor = _Cursor()
 
 
 def is_stuck() -> bool:
@@ -232,7 +266,6 @@ class ConsoleRelay:
         self._has_spoken = False
         self._is_hasty = False
         self._lost_bytes = 0
-        self._inside_line: Speaker | None = None  # whose last line was too long to wait for its end
         self._failed = Std.NONE
         self.hides_interrupts = False
 
@@ -253,6 +286,7 @@ class ConsoleRelay:
             self._queued_bytes += len(lines)
             self._queued_items += 1
             _backlog.bytes += len(lines)
+            _outbox.owed += speaker.is_owed
         _outbox.put(_Said(self, speaker, lines, is_last), may_wait=False)
 
     def hurry(self) -> None:
@@ -285,6 +319,7 @@ class ConsoleRelay:
                 self._queued_bytes -= len(said.lines)
                 self._queued_items -= 1
                 _backlog.bytes -= len(said.lines)
+                _outbox.owed -= said.speaker.is_owed
                 lost_bytes = 0 if self._queued_items else self._lost_bytes
                 self._lost_bytes -= lost_bytes
                 self._changed.notify_all()
@@ -297,15 +332,21 @@ class ConsoleRelay:
         return lines + speaker.interrupts.rest() if is_last else lines
 
     def _show(self, speaker: Speaker, lines: bytes, is_last: bool) -> None:
-        """In one piece, the missing newline of a last line included: other processes may write to the same console."""
+        """In one piece, the missing newline of a last line included: other processes may write to the same console.
+
+        What is the job's own output gets no byte more than it has, unless somebody else speaks.
+        """
         text = speaker.prefixer.feed(lines)
-        if is_last:
+        if is_last and not speaker.is_owed:
             text += speaker.prefixer.end_line()
         if not text:
             return
-        if self._inside_line is not None and self._inside_line is not speaker:
-            self._write(self._inside_line, self._inside_line.prefixer.end_line())
-        self._inside_line = speaker if speaker.prefixer.is_inside_line else None
+        other = _cursor.inside_line if _cursor.inside_line is not speaker else None
+        if other is not None and other.prefixer.is_inside_bar and text.startswith(b"\r"):
+            other.prefixer.overwritten()  # two progress bars, which look as they do without us
+        elif other is not None:
+            self._write(other, other.prefixer.end_line())
+        _cursor.inside_line = speaker if speaker.prefixer.is_inside_line else None
         self._write(speaker, text)
 
     def _write(self, speaker: Speaker, text: bytes) -> None:
@@ -322,6 +363,49 @@ class ConsoleRelay:
             self._failed |= stream
             name = "stdout" if stream == Std.OUT else "stderr"
             report.warn(f"the workers' {name} is no longer shown, because ours cannot be written: {error}. Log files go on.")
+
+
+class Floor:
+    """Lets whoever is inside a line end it before the others speak; they wait for a moment, and only if they have little to say.
+
+    For one thread, which asks it to `release` the others when that is due.
+    """
+
+    def __init__(self, relay: ConsoleRelay) -> None:
+        self._relay = relay
+        self._holder: Speaker | None = None
+        self._until = 0.0
+        self._waiting: list[tuple[Speaker, bytes]] = []
+        self._waiting_bytes = 0
+
+    @property
+    def due_at(self) -> float:
+        """When those who wait have waited long enough; for ever if nobody does."""
+        return self._until if self._waiting else math.inf
+
+    def put(self, speaker: Speaker, lines: bytes, is_last: bool = False, is_bar: bool = False) -> None:
+        """Have this shown, now or soon. If it ends inside a line, others wait; not for a bar, which has no end."""
+        now = time.monotonic()
+        if is_last or now >= self._until:
+            self.release()
+        if self._holder is not None and self._holder is not speaker:
+            self._waiting.append((speaker, lines))
+            self._waiting_bytes += len(lines)
+            if self._waiting_bytes > MAX_WAITING_BYTES:
+                self.release()
+            return
+        self._relay.put(speaker, lines, is_last)
+        if is_last or lines.endswith(LINE_ENDS):
+            self.release()
+        elif self._holder is None and not is_bar:
+            self._holder, self._until = speaker, now + FLOOR_S
+
+    def release(self) -> None:
+        """Let everybody speak, those who wait first."""
+        self._holder = None
+        waiting, self._waiting, self._waiting_bytes = self._waiting, [], 0
+        for speaker, lines in waiting:
+            self._relay.put(speaker, lines)
 
 
 def console_writer(stream: Std) -> Console:
@@ -344,6 +428,11 @@ def console_writer(stream: Std) -> Console:
         write_all(fd, block)
 
     return write
+
+
+def inherited_writer(fd: int) -> Console:
+    """What shows bytes where a worker that inherits this descriptor would have written them."""
+    return lambda block: write_all(fd, block)
 
 
 def _write_text(text: TextIO | None, block: bytes) -> None:

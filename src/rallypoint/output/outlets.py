@@ -1,14 +1,19 @@
 """Where each worker's output goes, decided from the log destinations, and carried there.
 
 Three ways out, each as cheap as it can be. Output that nobody but the console wants is inherited. Output that only a file wants
-is written there by the worker itself. Everything else passes through the pump: what is shown and kept, what has a size cap, and
-always stderr that is not redirected, so that its last lines can be told when the worker fails.
+is written there by the worker itself. Everything else passes through the pump: what is shown and kept, what has a size cap, what
+several workers write to one file or pipe, where their lines would come apart, and always stderr that is not redirected, so that
+its last lines can be told when the worker fails.
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
+import stat
 import time
+from collections.abc import Collection
 
 from rallypoint.base import defaults, report
 from rallypoint.base.records import Value
@@ -20,8 +25,9 @@ if TYPE_CHECKING:
     from rallypoint.output.console import Console
     from rallypoint.output.pump import StreamPump
 
-__all__ = ["Outlets", "Route"]
+__all__ = ["Outlets", "Route", "mixes_lines"]
 
+PROBE_BYTES = 4096
 _APPENDING = os.O_WRONLY | os.O_CREAT | os.O_APPEND
 
 
@@ -35,13 +41,17 @@ class Route(Value):
     prefix: str = ""
     filters: tuple[str, ...] = ()
     filtered_file: str = ""
+    is_inherited: bool = False  # the worker is to find things as if our own stream were its
 
 
 class Outlets:
     """The ends of all streams of one group of workers."""
 
-    def __init__(self, logs: LogsDest, log_max_bytes: int | None = None, folder: LogFolder | None = None) -> None:
+    def __init__(
+        self, logs: LogsDest, ranks: Collection[int], log_max_bytes: int | None = None, folder: LogFolder | None = None
+    ) -> None:
         self._logs = logs
+        self._is_stdout_mixed = sum(not logs.stdouts.get(rank) for rank in ranks) > 1 and mixes_lines(Std.OUT)
         self._log_max_bytes = log_max_bytes
         self._folder = folder
         self._files: dict[str, int] = {}  # those that workers write to themselves
@@ -49,6 +59,14 @@ class Outlets:
         self._workers_ends: list[int] = []
         self._awaited: set[int] = set()
         self._our_ends: list[tuple[int, Route, bool]] = []  # and whether the console shows it
+
+    def make_filtered_files(self, streams: Std) -> None:
+        """Make the files for filtered lines of these streams: they are there as soon as the workers are, matched or not."""
+        wanted = ((Std.OUT, self._logs.filtered_stdout), (Std.ERR, self._logs.filtered_stderr))
+        paths = [file for stream, file in wanted if stream & streams and file]
+        if paths:
+            with contextlib.suppress(OSError):  # told by the pump, which opens them again
+                file_clerk.do(lambda: _close_all(_open_all(self._folder, paths)), FOLDERS_TIMEOUT_S, inbox.raise_pending)
 
     def open_files(self) -> None:
         """Open what workers write to themselves. Should that fail, or hang, their output goes nowhere, and they run."""
@@ -67,11 +85,11 @@ class Outlets:
     def open(self, local_rank: int, stream: Std, prefix: str, filters: tuple[str, ...]) -> int:
         """The file descriptor that the worker is to find as this stream."""
         file, is_tee = self._destination(local_rank, stream)
-        if stream == Std.OUT and not file:
+        if stream == Std.OUT and not file and not self._is_stdout_mixed:
             return int(stream)
         if self._is_the_workers_own(local_rank, stream):
             return self._files[file]
-        route = Route(local_rank, stream, file if file != os.devnull else "")
+        route = Route(local_rank, stream, file if file != os.devnull else "", is_inherited=stream == Std.OUT and not file)
         if is_tee:
             filtered_file = self._logs.filtered_stdout if stream == Std.OUT else self._logs.filtered_stderr
             route = route.replace(prefix=prefix, filters=filters, filtered_file=filtered_file)
@@ -94,13 +112,14 @@ class Outlets:
 
     def hand_over(self) -> None:
         """The workers have their ends; close ours, and start to listen. The pump is imported while the workers start."""
-        from rallypoint.output.console import console_writer
+        from rallypoint.output.console import console_writer, inherited_writer
         from rallypoint.output.pump import StreamPump
 
         self._close_workers_ends()
         self._pump = StreamPump(defaults.STDERR_TAIL_BYTES, self._log_max_bytes, self._folder)
         for end, route, is_shown in self._our_ends:
-            self._pump.attach(route.replace(console=console_writer(route.stream)) if is_shown else route, end)
+            write = inherited_writer(route.stream) if route.is_inherited else console_writer(route.stream)
+            self._pump.attach(route.replace(console=write) if is_shown else route, end)
         self._our_ends.clear()
         self._pump.start()
 
@@ -146,6 +165,27 @@ class Outlets:
         except OSError:  # it was deleted; the summary does without
             return ""
 
+    def full_folder(self, local_rank: int) -> str:
+        """The log folder, if this worker writes to files in it itself, and its disk takes nothing more; else nothing."""
+        for stream in (Std.OUT, Std.ERR):
+            file, _ = self._destination(local_rank, stream)
+            if self._is_the_workers_own(local_rank, stream) and file != os.devnull and self._is_on_full_disk(file):
+                return self._folder.path if self._folder is not None else os.path.dirname(file)
+        return ""
+
+    def _is_on_full_disk(self, file: str) -> bool:
+        """Also tried, as the number of free blocks does not tell of quotas."""
+        try:
+            if os.statvfs(os.path.dirname(file)).f_bavail == 0:
+                return True
+            probe = os.open(os.path.dirname(file), os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC)  # a file that nobody else sees
+            try:
+                return os.write(probe, bytes(PROBE_BYTES)) < PROBE_BYTES
+            finally:
+                os.close(probe)
+        except OSError as error:
+            return error.errno in (errno.ENOSPC, errno.EDQUOT)
+
     def quiet_interrupts(self) -> None:
         if self._pump is not None:
             self._pump.quiet_interrupts()
@@ -164,6 +204,18 @@ class Outlets:
         self._workers_ends.clear()
         _close_all(self._files)
         self._files = {}
+
+
+def mixes_lines(fd: int) -> bool:
+    """Whether lines of several writers come apart there, because programs fill a buffer first, and cut it anywhere.
+
+    On a terminal they write line by line. And what goes to a device such as /dev/null is not read as lines.
+    """
+    try:
+        mode = os.fstat(fd).st_mode
+    except OSError:  # there is none
+        return False
+    return stat.S_ISREG(mode) or stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)
 
 
 def _open_all(folder: LogFolder | None, paths: list[str]) -> dict[str, int]:

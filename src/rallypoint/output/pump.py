@@ -5,12 +5,16 @@ something to carry: no interval, no wake-up without a reason. A block goes to it
 whole lines go on to the console, which has a thread of its own. The files are opened by this thread too: if their disk hangs, so
 does it, and whoever stops the workers leaves it behind.
 
+A part of a line goes on when its worker has been silent for a moment: it may be a prompt, or a progress bar. Not so where a
+full buffer has cut the line, which is how a program prints into a pipe: then the rest will come, however late.
+
 The methods are for one caller; nothing that the thread uses is changed by it, except by queues. Of the pipe that wakes
 the thread the caller owns one end and the thread the other, so that neither can meet a descriptor which is already gone.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import select
 import stat
@@ -23,6 +27,7 @@ from rallypoint.errors import UsageError
 from rallypoint.output.console import (
     PIPE_BYTES,
     ConsoleRelay,
+    Floor,
     LineCutter,
     Speaker,
     enlarge_pipe,
@@ -43,6 +48,10 @@ READ_BYTES = 512 * 1024
 LAST_BLOCKS_TIMEOUT_S = 1.0  # for log files, when the console has used up its time
 STUCK_AFTER_S = 1.0  # in one write to a log file
 LOOK_S = 0.05
+NAP_S = 0.004  # for which many small writes are left to gather, so that they cost one read
+NAP_BYTES = 1 << 15  # more than this at once is not small, and the pipe may be full
+SILENCE_S = 0.1  # after which a part of a line is shown
+BUFFER_BYTES = 4096  # no program has a smaller buffer for its stdout: what was written at once and is smaller was not cut by one
 
 
 class LogFile:
@@ -139,14 +148,33 @@ class _Stream:
         self.needles = tuple(os.fsencode(needle) for needle in route.filters)
         self.carried = threading.Event()  # all of it was read and put into the log file
         self.drained = threading.Event()  # and it was shown
-        self.speaker = Speaker(route.console, self.prefix, route.stream, self.drained) if route.console else None
+        self.speaker: Speaker | None = None
+        if route.console is not None:
+            self.speaker = Speaker(route.console, self.prefix, route.stream, self.drained, route.is_inherited)
         self.cutter = LineCutter()
+        self.filter_cutter = LineCutter()
         self.tail = b""
+        self._block_at = 0.0
+        self._is_cut = False
 
     def remember(self, block: bytes, tail_bytes: int) -> None:
         if len(block) < tail_bytes:
             block = self.tail + block
         self.tail = block[-tail_bytes:] if tail_bytes else b""
+
+    @property
+    def has_no_reader(self) -> bool:
+        """Ours is gone, so the worker is to find its own gone, as if it had inherited ours."""
+        return self.route.is_inherited and self.speaker is not None and self.speaker.write is None
+
+    def has_partial_line(self, block: bytes, now: float) -> bool:
+        """Whether this block, which came now, ends in a part of a line that somebody meant to be seen. stderr has no buffer.
+
+        A large one that found no room in the pipe comes in pieces, of which the last may be small.
+        """
+        is_next_piece = self._is_cut and now < self._block_at + SILENCE_S
+        self._block_at, self._is_cut = now, self.route.stream == Std.OUT and (len(block) >= BUFFER_BYTES or is_next_piece)
+        return self.cutter.is_holding and not self._is_cut
 
 
 class StreamPump:
@@ -159,12 +187,15 @@ class StreamPump:
         self._max_log_bytes = max_log_bytes
         self._folder = folder
         self._console = ConsoleRelay()
+        self._floor = Floor(self._console)
         self._streams: list[_Stream] = []  # all there ever were, so that their tails can be asked for
         self._files: dict[str, LogFile] = {}
         self._opened: deque[_Stream] = deque()  # not yet taken over by the thread
         self._ended: deque[_Stream] = deque()
         self._open: dict[int, _Stream] = {}  # the thread's own: by the descriptor that it reads
+        self._partial: dict[_Stream, float] = {}  # when to show the part of a line that it holds, the earliest first
         self._poll = select.poll()
+        self._carried_at = 0.0
         self._wake_read_fd = self._wake_write_fd = -1
         self._is_closing = False
         self._writing_since: float | None = None
@@ -275,18 +306,23 @@ class StreamPump:
             pass
         for stream in self._streams:
             self._finish(stream)
+            self._end(stream)
         for file in self._files.values():
             file.close()
 
     def _step(self) -> bool:
         """Carry what there is; False when the pump is being closed."""
         is_open = True
-        for fd, _ in self._poll.poll():
+        ready = [fd for fd, _ in self._poll.poll(self._patience_ms())]
+        self._show_partial_lines(ready)
+        carried = 0
+        for fd in ready:
             if fd == self._wake_read_fd:
                 os.read(fd, READ_BYTES)
                 is_open = not self._is_closing
             else:
-                self._carry_block(self._open[fd])
+                carried += self._carry_block(self._open[fd])
+        self._nap_after(carried)
         ended = [self._ended.popleft() for _ in range(len(self._ended))]  # first: whoever ended had been opened before
         while self._opened:
             stream = self._opened.popleft()
@@ -296,6 +332,30 @@ class StreamPump:
         for stream in ended:
             self._finish(stream)
         return is_open
+
+    def _nap_after(self, carried: int) -> None:
+        """Where one block follows the other at once, and none is large, a program writes line by line, as Python does."""
+        now = time.monotonic()
+        if 0 < carried < NAP_BYTES and now < self._carried_at + 2 * NAP_S:
+            time.sleep(NAP_S)
+            now += NAP_S
+        if carried:
+            self._carried_at = now
+
+    def _patience_ms(self) -> float | None:
+        """Until somebody has been silent, or has waited, for long enough."""
+        wake_at = min(next(iter(self._partial.values()), math.inf), self._floor.due_at)
+        return None if wake_at == math.inf else max(0.0, wake_at - time.monotonic()) * 1000 + 1
+
+    def _show_partial_lines(self, ready: list[int]) -> None:
+        """Of those who have been silent; who has just spoken, as is seen in `ready`, may have ended the line."""
+        now = time.monotonic()
+        for stream in [stream for stream, due_at in self._partial.items() if due_at <= now and stream.fd not in ready]:
+            del self._partial[stream]
+            if stream.speaker is not None and not (self._console.hides_interrupts and stream.route.stream == Std.ERR):
+                self._floor.put(stream.speaker, stream.cutter.rest(), is_bar=stream.cutter.is_in_bar)
+        if now >= self._floor.due_at:
+            self._floor.release()
 
     def _open_files(self, stream: _Stream) -> None:
         self._writing_since = time.monotonic()
@@ -310,21 +370,25 @@ class StreamPump:
             block = os.read(stream.fd, READ_BYTES)
         except BlockingIOError:
             return 0
-        if not block:
+        if not block or stream.has_no_reader:
             self._end(stream)
             return 0
         stream.remember(block, self._tail_bytes)
         if stream.log is not None:
             self._write(stream.log, block)
-        if stream.speaker is not None or stream.filtered is not None:
-            self._carry_lines(stream, stream.cutter.feed(block))
+        if stream.filtered is not None:
+            self._carry_matching(stream, stream.filtered, stream.filter_cutter.feed(block))
+        if stream.speaker is not None:
+            lines = stream.cutter.feed(block)
+            self._partial.pop(stream, None)
+            if stream.has_partial_line(block, now := time.monotonic()):
+                self._partial[stream] = now + SILENCE_S
+            if lines:
+                self._floor.put(stream.speaker, lines)
         return len(block)
 
-    def _carry_lines(self, stream: _Stream, lines: bytes, is_last: bool = False) -> None:
-        if stream.filtered is not None:
-            self._write(stream.filtered, matching_lines(lines, stream.needles, stream.prefix))
-        if stream.speaker is not None and (lines or is_last):
-            self._console.put(stream.speaker, lines, is_last)
+    def _carry_matching(self, stream: _Stream, file: LogFile, lines: bytes) -> None:
+        self._write(file, matching_lines(lines, stream.needles, stream.prefix))
 
     def _write(self, file: LogFile, block: bytes) -> None:
         self._writing_since = time.monotonic()
@@ -332,11 +396,15 @@ class StreamPump:
         self._writing_since = None
 
     def _finish(self, stream: _Stream) -> None:
-        """Carry what is in the pipe. The worker has left no more than the pipe holds; what its children add may never end."""
+        """Carry what is in the pipe. The worker has left no more than the pipe holds; what its children add may never end.
+
+        They may go on to write there, and do not find it closed as long as other workers run.
+        """
         left = pipe_size(stream.fd) if stream.fd >= 0 else 0
         while left > 0 and (count := self._carry_block(stream)):
             left -= count
-        self._end(stream)
+        if stream.fd >= 0:
+            self._conclude(stream)
 
     def _end(self, stream: _Stream) -> None:
         if stream.fd < 0:
@@ -345,10 +413,18 @@ class StreamPump:
         self._poll.unregister(stream.fd)
         os.close(stream.fd)
         stream.fd = -1
-        self._carry_lines(stream, stream.cutter.rest(), is_last=True)
-        stream.carried.set()
-        if stream.speaker is None:
+        self._conclude(stream)
+
+    def _conclude(self, stream: _Stream) -> None:
+        """Show the last line, although it has no end."""
+        self._partial.pop(stream, None)
+        if stream.filtered is not None:
+            self._carry_matching(stream, stream.filtered, stream.filter_cutter.rest())
+        if stream.speaker is not None:
+            self._floor.put(stream.speaker, stream.cutter.rest(), is_last=True)
+        else:
             stream.drained.set()
+        stream.carried.set()
 
 
 def _keep_freed_memory() -> None:

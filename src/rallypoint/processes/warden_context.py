@@ -133,11 +133,14 @@ class WardedContext(PContext):
         self._warden = self._open_warden()
         self._logs = self._destinations()
         specs = self._logs_specs
-        self._outlets = Outlets(self._logs, getattr(specs, "log_max_bytes", None), getattr(specs, "run_folder", None))
+        limit, folder = getattr(specs, "log_max_bytes", None), getattr(specs, "run_folder", None)
+        self._outlets = Outlets(self._logs, self.args.keys(), limit, folder)
         self._inherited_env = {name: value for name, value in environment.own.items() if name != defaults.ENV_SECRET}
         warden_client.stop_with_us(self._warden.pid)
         stdin = _input_of_workers()
         try:
+            filtered = Std.OUT * bool(self._duplicate_stdout_filters) | Std.ERR * bool(self._duplicate_stderr_filters)
+            self._outlets.make_filtered_files(Std(filtered))
             self._outlets.open_files()
             self._warden.spawn([self._launch(rank, stdin) for rank in sorted(self.args)], self.licence_fd)
         finally:
@@ -162,7 +165,7 @@ class WardedContext(PContext):
         assert self._outlets is not None
         prefix = (self._log_line_prefixes or {}).get(rank, f"[{self.name}{rank}]:")
         own = {**self.envs[rank], defaults.ENV_ERROR_FILE: self._logs.error_files[rank]}
-        launch = self._launch_of(rank, {**self._inherited_env, **own})
+        launch = self._launch_of(rank, {defaults.ENV_FAULTHANDLER: "1", **self._inherited_env, **own})
         streams = {
             1: self._outlets.open(rank, Std.OUT, prefix, self._duplicate_stdout_filters),
             2: self._outlets.open(rank, Std.ERR, prefix, self._duplicate_stderr_filters),
@@ -288,6 +291,7 @@ class WardedContext(PContext):
             ended_at=ended.at - ago_s,
             killed_for_memory=self._memory_kills.explain(ended.pid) if ended.exitcode == -signal.SIGKILL and not why else "",
             ended_on_purpose=why,
+            full_log_folder=self._outlets.full_folder(rank) if log_file and not why else "",
         )
 
     def _close(self, death_sig: signal.Signals, timeout: float) -> None:

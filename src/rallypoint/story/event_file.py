@@ -84,7 +84,7 @@ class EventFile:
     def _warn_once(self, path: str, why: str) -> None:
         if not self._has_warned:
             self._has_warned = True
-            report.warn(f"events are lost, because {path} {why}; the job goes on")
+            report.warn(f"events are lost, because {path} {why}")
 
     def _losses(self, count: int) -> tuple[str, list[Event]]:
         """So that whoever reads the file knows that there was more."""

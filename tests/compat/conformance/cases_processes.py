@@ -416,6 +416,22 @@ def lines_that_are_filtered() -> dict[str, Any]:
 
 
 @case
+def files_for_filtered_lines() -> dict[str, Any]:
+    """Which of them are there as soon as the processes are, whatever these will print."""
+    from torch.distributed.elastic.multiprocessing import Std
+
+    facts = {}
+    for name, tee in (("tee", Std.ALL), ("no tee", Std.NONE)):
+        for filters in (["loss"], [], None):
+            with folder() as path:
+                both = {"duplicate_stdout_filters": filters, "duplicate_stderr_filters": ["bad"]}
+                context = started(path, "exec sleep 60", 1, tee=tee, redirects=Std.ALL, **both)
+                facts[f"{name}, {filters}"] = sorted(one.name for one in path.rglob("filtered_*"))
+                context.close(signal.SIGKILL)
+    return facts
+
+
+@case
 def results_of_processes() -> dict[str, Any]:
     from torch.distributed.elastic.multiprocessing import ProcessFailure, RunProcsResult
 
