@@ -14,7 +14,7 @@ TYPE_CHECKING = False  # to import typing would cost every worker that imports u
 if TYPE_CHECKING:
     from rallypoint.agent.agent import ElasticAgent, SimpleElasticAgent
     from rallypoint.agent.config import LaunchConfig
-    from rallypoint.agent.launch import elastic_launch, launch_agent
+    from rallypoint.agent.launch import elastic_launch, launch, launch_agent
     from rallypoint.agent.local_agent import LocalElasticAgent
     from rallypoint.agent.workers import RunResult, Worker, WorkerGroup, WorkerSpec, WorkerState
     from rallypoint.errors import (
@@ -79,7 +79,7 @@ _HOMES = {
         "UsageError",
         "WorkerStartError",
     ),
-    "agent.launch": ("elastic_launch", "launch_agent"),
+    "agent.launch": ("elastic_launch", "launch", "launch_agent"),
     "agent.local_agent": ("LocalElasticAgent",),
     "processes.context": ("PContext", "RunProcsResult"),
     "failures.error_files": ("ErrorHandler", "record"),

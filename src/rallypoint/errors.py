@@ -52,6 +52,7 @@ __all__ = [
     "WorkerNotAllowedError",
     "WorkerNotFoundError",
     "WorkerStartError",
+    "bad_field",
     "exit_code",
     "in_words",
     "is_child_failure",
@@ -78,8 +79,11 @@ class RallypointError(Exception):
 class UsageError(RallypointError, ValueError, AssertionError):
     """Bad input, named by its flag or field, found before anything was started.
 
-    It is also what code written for torch catches there: now a ValueError, now an AssertionError.
+    It is also what code written for torch catches there: now a ValueError, now an AssertionError. Where the text begins with the
+    name of a field, `field` is that name: whoever gave the value by another name, as a flag, can be told that one.
     """
+
+    field = ""
 
 
 class NotAFolderError(UsageError, NotADirectoryError):
@@ -88,6 +92,13 @@ class NotAFolderError(UsageError, NotADirectoryError):
 
 class RankError(UsageError, RuntimeError):
     """Local ranks that are not 0, 1, 2, and so on, or that differ between arguments and environments."""
+
+
+def bad_field(field: str, problem: str, kind: type[UsageError] = UsageError) -> UsageError:
+    """The error for a value of this field; `problem` goes on right after its name."""
+    error = kind(f"{field}{problem}")
+    error.field = field
+    return error
 
 
 class WorkerStartError(RallypointError, OSError):

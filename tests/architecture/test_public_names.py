@@ -49,6 +49,7 @@ PUBLIC_NAMES = [
     "WorkerState",
     "__version__",
     "elastic_launch",
+    "launch",
     "launch_agent",
     "record",
     "start_processes",

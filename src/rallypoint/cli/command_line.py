@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     Kind = Literal["str", "int", "float", "flag", "choice", "list", "size"]
 
-__all__ = ["BY_NAME", "GROUPS", "OPTIONS", "Option", "closest", "complete", "is_given", "parse", "source", "split_list"]
+__all__ = ["BY_NAME", "GROUPS", "OPTIONS", "Option", "closest", "complete", "is_given", "parse", "source", "source_of_field", "split_list"]
 
 
 JOB, RENDEZVOUS, STATIC, WORKERS, WATCH, LOGS, ENDS, PROGRAM, ANSWERS = GROUPS = (
@@ -218,6 +218,19 @@ def source(args: SimpleNamespace, dest: str) -> str:
     """Where this value came from, to be named in an error: the environment variable or the flag."""
     flag = "--" + dest.replace("_", "-")
     return BY_NAME[flag].variable if dest in args.from_environment else flag
+
+
+# Fields of LaunchConfig that are not called like the flag that fills them.
+_FLAGS_OF_FIELDS = {
+    "log_max_bytes": "log_max_size", "max_nodes": "nnodes", "min_nodes": "nnodes", "numa_options": "numa_binding",
+    "rdzv_configs": "rdzv_conf", "run_id": "rdzv_id",
+}  # fmt: skip
+
+
+def source_of_field(args: SimpleNamespace, field: str) -> str | None:
+    """Where the value of this field of the API came from, or None if no flag fills it."""
+    dest = _FLAGS_OF_FIELDS.get(field, field)
+    return source(args, dest) if "--" + dest.replace("_", "-") in BY_NAME else None
 
 
 def is_given(args: SimpleNamespace, dest: str) -> bool:

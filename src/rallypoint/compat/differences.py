@@ -159,6 +159,11 @@ _MEETING = (
         for word, truth in (("on", True), ("off", False))
     ),
     Difference(
+        f"{_RENDEZVOUS}.api", "rendezvous_handler_registry", "rendezvous.the_registry_of_the_process: a name of its own",
+        "a built-in back end's name cannot be registered", "it can be, once, and goes before ours",
+        "a program may bring its own back end under a name that its users know",
+    ),
+    Difference(
         f"{_RENDEZVOUS}.utils", "parse_rendezvous_endpoint", "rendezvous.endpoints: '::1'",
         "host ':' and port 1", "host '::1' and the default port", "it is an IPv6 address",
     ),
