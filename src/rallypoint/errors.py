@@ -13,6 +13,7 @@
     │   ├── UnkillableWorkersError            workers outlived SIGKILL; this host must not be used again
     │   └── JobFailedError                    the job failed through workers of other nodes
     ├── SignalException                       a signal asked the launcher to stop
+    │   └── InterruptException (also a KeyboardInterrupt)  it was Ctrl-C
     └── RendezvousError
         ├── RendezvousClosedError             the job has ended; nobody may join any more
         ├── RendezvousTimeoutError            too few nodes came in time
@@ -35,6 +36,7 @@ import sys
 __all__ = [
     "ExitCode",
     "HostLimitError",
+    "InterruptException",
     "JobFailedError",
     "LicenceOverError",
     "NotAFolderError",
@@ -53,10 +55,12 @@ __all__ = [
     "WorkerNotFoundError",
     "WorkerStartError",
     "bad_field",
+    "PlainlyTold",
     "exit_code",
     "in_words",
     "is_child_failure",
     "is_hosts_fault",
+    "signal_exception",
     "worker_start_error",
 ]
 
@@ -72,7 +76,16 @@ class ExitCode:
     INTERNAL = 70  # a bug of ours
 
 
-class RallypointError(Exception):
+class PlainlyTold:
+    """For errors whose text says it all: a notebook shows that, and not sixty lines of how we came to raise it."""
+
+    def _render_traceback_(self) -> list[str]:
+        """What IPython asks an exception for."""
+        name, text = type(self).__name__, str(self)
+        return [f"{name}:", *text.splitlines()] if "\n" in text else [f"{name}: {text}"]
+
+
+class RallypointError(PlainlyTold, Exception):
     """The base of rallypoint's own errors."""
 
 
@@ -152,7 +165,7 @@ class JobFailedError(RallypointError):
         super().__init__(f"the job has failed: {why}")
 
 
-class SignalException(Exception):
+class SignalException(PlainlyTold, Exception):
     """A signal asked the launcher to stop; raised from the agent's loop, never from a signal handler."""
 
     def __init__(self, msg: str, sigval: signal.Signals) -> None:
@@ -160,7 +173,19 @@ class SignalException(Exception):
         self.sigval = sigval
 
 
-class RendezvousError(Exception):
+class InterruptException(SignalException, KeyboardInterrupt):
+    """Ctrl-C, which all programs and notebooks know as a KeyboardInterrupt."""
+
+    def _render_traceback_(self) -> list[str]:
+        return ["KeyboardInterrupt"]
+
+
+def signal_exception(text: str, number: signal.Signals) -> SignalException:
+    """The exception for this signal."""
+    return (InterruptException if number == signal.SIGINT else SignalException)(text, number)
+
+
+class RendezvousError(PlainlyTold, Exception):
     """The base of everything that can go wrong when nodes meet."""
 
 

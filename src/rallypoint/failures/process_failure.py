@@ -18,6 +18,7 @@ from itertools import groupby
 
 from rallypoint.base.records import Record, field
 from rallypoint.base.text import ranges
+from rallypoint.errors import PlainlyTold, UsageError
 from rallypoint.failures.tracebacks import (
     Frame,
     Traceback,
@@ -145,7 +146,7 @@ class ProcessFailure(Record):
         return traceback.exception if traceback else f"exited with code {self.exitcode} and left no traceback"
 
 
-class ChildFailedError(Exception):
+class ChildFailedError(PlainlyTold, Exception):
     """Workers failed and no restart was left. As text it is a summary that a person can act on, first cause first.
 
     `failures` maps global ranks to what is known of them.
@@ -165,8 +166,6 @@ class ChildFailedError(Exception):
     def get_first_failure(self) -> tuple[int, ProcessFailure]:
         """The rank that failed first, and how; of two at the same instant, the lower rank."""
         if not self.failures:
-            from rallypoint.errors import UsageError
-
             raise UsageError(f"{self.name} failed, but no worker's failure is known")
         rank = min(self.failures, key=lambda rank: (self.failures[rank].failed_at, rank))
         return rank, self.failures[rank]
