@@ -30,7 +30,6 @@ __all__ = [
     "parse_min_max_nnodes", "print_text", "rallypoint_main", "run", "run_script_path",
 ]  # fmt: skip
 
-_COMMANDS = ("run", "explain", "stacks")
 _LEVELS = {"DEBUG": 10, "INFO": 20, "WARN": 30, "WARNING": 30, "ERROR": 40, "CRITICAL": 50, "FATAL": 50}
 _SIGNAL_BASE = 128  # what shells add to the number of the signal that ended a process
 _SIGINT = 2
@@ -78,8 +77,10 @@ def rallypoint_main(argv: Sequence[str] | None = None) -> int:
 
 
 def _refuse(command: str) -> int:
-    meant = command_line.closest(command, _COMMANDS)
-    advice = f"did you mean rallypoint {meant}?" if meant else f"the commands are: {', '.join(_COMMANDS)}"
+    from rallypoint.cli import usage
+
+    meant = command_line.closest(command, list(usage.COMMANDS))
+    advice = f"did you mean rallypoint {meant}?" if meant else f"the commands are: {', '.join(usage.COMMANDS)}"
     report.error(f"rallypoint: error: unknown command {command!r}; {advice}")
     return ExitCode.USAGE
 
@@ -128,9 +129,13 @@ def _answer(args: SimpleNamespace) -> int:
     """The flags that want an answer and no job."""
     if args.version:
         return print_text(_version("rallyrun"))
-    from rallypoint.cli import usage
+    if args.help:
+        from rallypoint.cli import usage
 
-    return print_text(usage.help_text() if args.help else usage.completion_script(args.print_completion))
+        return print_text(usage.help_text())
+    from rallypoint.cli import completion
+
+    return print_text(completion.script(args.print_completion))
 
 
 def _explain(error: BaseException, args: SimpleNamespace) -> int:
