@@ -163,11 +163,10 @@ def test_workers_meet_at_the_master_address(backend: str, tmp_path: Path) -> Non
 # --- a short way in --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("fields", ["", ", rdzv_backend='static'", ", rdzv_backend='c10d'", ", rdzv_endpoint=' '"])
-def test_f08_one_node_that_names_no_endpoint_meets_nobody(fields: str, make_config: MakeConfig, tmp_path: Path) -> None:
+@pytest.mark.parametrize("fields", [{}, {"rdzv_backend": "static"}, {"rdzv_backend": "c10d"}, {"rdzv_endpoint": " "}])
+def test_f08_one_node_that_names_no_endpoint_meets_nobody(fields: dict[str, Any], tmp_path: Path) -> None:
     """Whatever back end it would need for others, even the default one, which is etcd."""
-    config = eval(f"make(1, 1, 2, max_restarts=0{fields})", {"make": LaunchConfig})
-    config.logs_specs = DefaultLogsSpecs(str(tmp_path / "logs"))
+    config = LaunchConfig(1, 1, 2, DefaultLogsSpecs(str(tmp_path / "logs")), max_restarts=0, **fields)
     elastic_launch(config, SH)("-c", f"touch {tmp_path}/$RANK-of-$WORLD_SIZE")
     assert {path.name for path in tmp_path.glob("*-of-*")} == {"0-of-2", "1-of-2"}
 
@@ -175,7 +174,7 @@ def test_f08_one_node_that_names_no_endpoint_meets_nobody(fields: str, make_conf
 @pytest.mark.parametrize("fields", [{"max_nodes": 2}, {"rdzv_endpoint": "host"}])
 def test_f08_what_is_missing_is_called_by_its_field(fields: dict[str, Any]) -> None:
     config = LaunchConfig(**{"min_nodes": 1, "max_nodes": 1, "nproc_per_node": 1, "rdzv_backend": "static", **fields})
-    with pytest.raises(UsageError, match="^rdzv_endpoint ") as caught:
+    with pytest.raises(UsageError, match=r"^rdzv_endpoint ") as caught:
         elastic_launch(config, SH)()
     assert (caught.value.field, "--" in str(caught.value)) == ("rdzv_endpoint", False)
 
@@ -194,7 +193,7 @@ def test_f08_a_config_for_this_machine_alone() -> None:
     assert (config.min_nodes, config.max_nodes, config.nproc_per_node, config.max_restarts) == (1, 1, 4, 0)
     assert (config.rdzv_backend, config.rdzv_endpoint, config.role) == ("c10d", "localhost:0", "trainer")
     assert LaunchConfig.standalone("cpu", max_restarts=2).nproc_per_node == len(os.sched_getaffinity(0))
-    with pytest.raises(UsageError, match="^nproc_per_node: 'many' is neither a number nor one of auto, cpu, gpu, xpu"):
+    with pytest.raises(UsageError, match=r"^nproc_per_node: 'many' is neither a number nor one of auto, cpu, gpu, xpu"):
         LaunchConfig.standalone("many")
 
 
@@ -211,7 +210,7 @@ def test_f08_launch_gives_a_list_by_rank(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("nproc", [0, "no"])
 def test_f08_launch_names_its_own_parameter(nproc: object) -> None:
-    with pytest.raises(UsageError, match="^nproc[: ]"):
+    with pytest.raises(UsageError, match=r"^nproc[: ]"):
         launch(SH, nproc)  # type: ignore[arg-type]
 
 

@@ -89,7 +89,7 @@ def test_f15_so_does_the_traceback_of_the_worker_itself(notebook: dict[str, Any]
 
 def test_f14_a_result_that_cannot_be_sent_is_one_sentence(notebook: dict[str, Any]) -> None:
     shown = notebook["unsendable"]["shown"]
-    assert "TypeError: <lambda> returned a dict on rank 0, which cannot be sent to the launcher (cannot pickle '_thread.lock'" in shown
+    assert "TypeError: <lambda> returned a dict on rank 0, which cannot be sent to the launcher (cannot pickle '_thread" in shown
     assert "function_worker" not in shown + notebook["stderr"]
 
 
@@ -97,9 +97,12 @@ def test_f14_a_result_that_cannot_be_sent_is_one_sentence(notebook: dict[str, An
     ("cell", "line"),
     [
         ("usage", "UsageError: min_nodes must be a whole number of 1 or more, not 0\n"),
-        ("usage of a launch", "UsageError: rdzv_endpoint is empty: the static back end needs the master's address and port, as host:port\n"),
+        (
+            "usage of a launch",
+            "UsageError: rdzv_endpoint is empty: the static back end needs the master's address and port, as host:port\n",
+        ),
     ],
-)  # fmt: skip
+)
 def test_f16_a_usage_error_is_one_line(notebook: dict[str, Any], cell: str, line: str) -> None:
     assert notebook[cell]["shown"] == line
 

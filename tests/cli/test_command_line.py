@@ -147,8 +147,9 @@ def test_no_flag_can_be_abbreviated(name: str):
 @pytest.mark.parametrize(
     ("flag", "written"),
     [
-        ("--nproc-per-node", "--nprocs --np -np -n --num-procs --num_processes --gpus --ngpu --ngpus --n-gpus --num-gpus --gpus-per-node"),
+        ("--nproc-per-node", "--nprocs --np -np -n --num-procs --num_processes --gpus --ngpu --ngpus --n-gpus --num-gpus"),
         ("--nproc-per-node", "--ntasks-per-node --num-workers --world-size --nproc-per-nodes -nproc_per_node --nproc"),
+        ("--nproc-per-node", "--gpus-per-node"),
         ("--nnodes", "--nodes --num-nodes --num_machines -N --nnode"),
         ("--node-rank", "--machine-rank --rank --noderank"),
         ("--master-addr", "--master-address --master-adr --main_process_ip"),

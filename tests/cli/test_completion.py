@@ -26,9 +26,8 @@ printf '%s\\n' "${COMPREPLY[@]}"
 """
     path = folder / "completion.bash"
     path.write_text(completion.script("bash"))
-    ended = subprocess.run(
-        ["bash", "--norc", "-c", program, "bash", str(path), command, *words], cwd=folder, capture_output=True, text=True, check=True
-    )
+    shell = ["bash", "--norc", "-c", program, "bash", str(path), command, *words]
+    ended = subprocess.run(shell, cwd=folder, capture_output=True, text=True, check=True)
     assert ended.stderr == ""
     return ended.stdout.split()
 
@@ -47,7 +46,7 @@ def test_f17_there_is_a_script_for_each_shell_that_the_flag_names():
 
 @pytest.mark.parametrize(
     ("shell", "check"),
-    [("bash", ["bash", "-n"]), ("zsh", ["zsh", "-n"]), ("fish", ["fish", "--no-config", "--no-execute"]), ("tcsh", ["tcsh", "-f"])],
+    [("bash", ["bash", "-n"]), ("zsh", ["zsh", "-n"]), ("fish", ["fish", "-N", "--no-execute"]), ("tcsh", ["tcsh", "-f"])],
 )
 def test_each_shell_reads_its_script(shell: str, check: list[str], tmp_path: Path):
     if shutil.which(shell) is None:

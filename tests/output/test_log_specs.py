@@ -226,7 +226,7 @@ def test_dev_null_keeps_no_file_at_all(tmp_path: Path) -> None:
 def test_a_log_folder_that_is_a_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for path in (tmp_path / "file", tmp_path / "file" / "below"):
-        with pytest.raises(UsageError, match="^log_dir: "):
+        with pytest.raises(UsageError, match=r"^log_dir: "):
             check_log_dir(str(path))
         with pytest.raises(UsageError, match=r"^log_dir.*(File exists|Not a directory)"):
             DefaultLogsSpecs(log_dir=str(path)).reify(envs())

@@ -66,9 +66,7 @@ def test_built_in_backends() -> None:
 
 
 @pytest.mark.parametrize(("backend", "kind"), [("static", StaticTCPRendezvous), ("c10d", LocalRendezvous)])
-def test_f07_the_registry_itself_knows_them_at_once(
-    own_registry: RendezvousHandlerRegistry, backend: str, kind: type
-) -> None:
+def test_f07_the_registry_itself_knows_them_at_once(own_registry: RendezvousHandlerRegistry, backend: str, kind: type) -> None:
     assert isinstance(own_registry.create_handler(params(backend)), kind)
 
 

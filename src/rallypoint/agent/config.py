@@ -98,12 +98,12 @@ class LaunchConfig(Record):
     def standalone(cls, nproc_per_node: int | str = 1, **fields: Any) -> LaunchConfig:
         """So many workers on this machine alone, as ``rallyrun --standalone --nproc-per-node N`` starts them.
 
-        `nproc_per_node` may also be "auto", "cpu", "gpu" or "xpu". Other fields are given by name; max_restarts is 0 if it is not.
+        `nproc_per_node` may also be "auto", "cpu", "gpu" or "xpu". Other fields are given by name; max_restarts is 0 if not.
         """
         workers = count_workers("nproc_per_node", nproc_per_node)
-        given = {"max_restarts": defaults.MAX_RESTARTS_CLI, **fields}
-        place = {"rdzv_backend": defaults.BACKEND_ELASTIC, "rdzv_endpoint": defaults.STANDALONE_ENDPOINT}
-        return cls(min_nodes=1, max_nodes=1, nproc_per_node=workers, **place, **given)
+        fields.setdefault("max_restarts", defaults.MAX_RESTARTS_CLI)
+        where = defaults.STANDALONE_ENDPOINT
+        return cls(1, 1, workers, rdzv_backend=defaults.BACKEND_ELASTIC, rdzv_endpoint=where, **fields)
 
     def __post_init__(self) -> None:
         self._check_counts()

@@ -1,7 +1,7 @@
 """The command line of ``rallyrun``: every flag, once, and the parser.
 
-One table is read by the parser, by `usage`, which makes ``--help`` and the documentation page, and by `completion`, so that none of
-them can drift from the others. Names and defaults of the flags that torchrun has are torchrun's; the others stand in
+One table is read by the parser, by `usage`, which makes ``--help`` and the documentation page, and by `completion`, so that none
+of them can drift from the others. Names and defaults of the flags that torchrun has are torchrun's; the others stand in
 groups of their own or say so. A flag's attribute in the parsed arguments is its name with underscores, and its environment
 variable is ``PET_`` and that attribute in capitals.
 
@@ -30,7 +30,10 @@ if TYPE_CHECKING:
 
     Kind = Literal["str", "int", "float", "flag", "choice", "list", "size"]
 
-__all__ = ["BY_NAME", "GROUPS", "OPTIONS", "Option", "closest", "complete", "is_given", "parse", "source", "source_of_field", "split_list"]
+__all__ = [
+    "BY_NAME", "GROUPS", "OPTIONS", "Option", "closest", "complete", "is_given", "parse", "source", "source_of_field",
+    "split_list",
+]  # fmt: skip
 
 
 JOB, RENDEZVOUS, STATIC, WORKERS, WATCH, LOGS, ENDS, PROGRAM, ANSWERS = GROUPS = (

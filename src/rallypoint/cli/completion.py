@@ -7,6 +7,7 @@ script's own, and is completed as file names. ``rallypoint`` has commands first;
 from __future__ import annotations
 
 import re
+from functools import cache
 
 from rallypoint.base import defaults
 from rallypoint.cli import explain, stacks
@@ -27,6 +28,7 @@ def script(shell: str) -> str:
     return {"bash": _bash, "zsh": _zsh, "fish": _fish, "tcsh": _tcsh}[shell]()
 
 
+@cache  # to look for plug-ins takes long
 def _suggestions() -> dict[str, tuple[str, ...]]:
     """Values that can be suggested for flags that also take others, those of installed plug-ins included."""
     return {
@@ -177,10 +179,10 @@ fi
 def _zsh() -> str:
     specs = [f"        {_zsh_spec(option, name)} \\" for option in OPTIONS for name in _names(option)]
     commands = [f'{name}\\:"{_quoted(purpose)}"' for name, purpose in COMMANDS.items()]
-    command_cases = [f"        {name}) _arguments {' '.join(flags)} '*:file:_files' ;;" for name, flags in _flags_of_commands().items()]
-    return _ZSH.format(
-        specs="\n".join(specs), commands=" ".join(commands), run=_RUN, command_cases="\n".join(command_cases)
-    )
+    command_cases = [
+        f"        {name}) _arguments {' '.join(flags)} '*:file:_files' ;;" for name, flags in _flags_of_commands().items()
+    ]
+    return _ZSH.format(specs="\n".join(specs), commands=" ".join(commands), run=_RUN, command_cases="\n".join(command_cases))
 
 
 def _zsh_spec(option: Option, name: str) -> str:

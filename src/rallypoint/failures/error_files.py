@@ -95,6 +95,7 @@ class ErrorHandler:
 
 
 def get_error_handler() -> ErrorHandler:
+    """The handler that `record` uses where it is given none."""
     return ErrorHandler()
 
 

@@ -284,9 +284,10 @@ def _pickle_result(fn: Callable[..., Any], result: Any) -> bytes:
             return bytes(cloudpickle.dumps(result))
         except Exception as error:  # as above
             reason = error
+    rank = environment.text(defaults.ENV_RANK, "?")
     problem = TypeError(
-        f"{_name_of(fn)} returned {_kind_of(result)} on rank {environment.text(defaults.ENV_RANK, '?')}, which cannot be sent to the launcher"
-        f" ({reason}); return plain data, or write it to a file and return the path"
+        f"{_name_of(fn)} returned {_kind_of(result)} on rank {rank}, which cannot be sent to the launcher ({reason});"
+        f" return plain data, or write it to a file and return the path"
     )
     record_quietly(get_error_handler(), problem)
     raise SystemExit(1 if environment.text(defaults.ENV_ERROR_FILE) else f"TypeError: {problem}")

@@ -151,7 +151,8 @@ def create_rdzv_handler(params: RendezvousParameters) -> RendezvousHandler:
     if params.max_nodes == 1:
         settings = read_worker_store_settings(params.config, environment.own)
         if any(settings.ports):
-            raise bad_field("worker_store_port", " cannot be given: with static rendezvous the workers' store is at the master port")
+            problem = " cannot be given: with static rendezvous the workers' store is at the master port"
+            raise bad_field("worker_store_port", problem)
         worker_store = WorkerStore(settings)
         return StaticTCPRendezvous(address, port, rank, 1, params.run_id, timeout_s, worker_store=worker_store)
     _check(rank, params.max_nodes, timeout_s)
