@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from rallypoint.cli import usage
@@ -36,6 +38,12 @@ def test_the_page_is_a_table_for_each_group():
     rows = [line.replace("\\|", "") for line in lines if line.startswith("| `")]
     assert len(rows) == len(OPTIONS)
     assert all(row.count("|") == 5 for row in rows)
+
+
+def test_the_page_of_flags_shows_them_as_they_are():
+    """F19: to renew it, put what `markdown()` gives into the page."""
+    page = Path(__file__).parents[2] / "docs" / "command-line.md"
+    assert page.read_text().endswith(f"\n\n{usage.markdown().rstrip()}\n")
 
 
 def test_the_table_is_sound():

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from rallypoint.base.records import Value
 
-__all__ = ["DIFFERENCES", "Difference"]
+__all__ = ["DIFFERENCES", "Difference", "markdown"]
 
 
 class Difference(Value):
@@ -211,3 +211,14 @@ _STORES_AND_TIMERS = (
 )  # fmt: skip
 
 DIFFERENCES = _SURFACE + _PROCESSES + _FAILURES + _MEETING + _STORES_AND_TIMERS
+
+
+def markdown() -> str:
+    """A table for the documentation: one row for each name and difference; one that several facts show has one row."""
+    rows = dict.fromkeys(map(_row, DIFFERENCES))
+    return "\n".join(["| name | torch | rallypoint | because |", "|---|---|---|---|", *rows])
+
+
+def _row(one: Difference) -> str:
+    name = f"`{one.module.removeprefix('torch.distributed.')}.{one.name}`"
+    return "| " + " | ".join(text.replace("|", "\\|") for text in (name, one.torch, one.ours, one.why)) + " |"
