@@ -40,7 +40,6 @@ __all__ = [
     "JobFailedError",
     "LicenceOverError",
     "NotAFolderError",
-    "PlainlyTold",
     "RallypointError",
     "RankError",
     "RendezvousClosedError",
@@ -60,6 +59,7 @@ __all__ = [
     "in_words",
     "is_child_failure",
     "is_hosts_fault",
+    "plainly_told",
     "signal_exception",
     "worker_start_error",
 ]
@@ -76,17 +76,16 @@ class ExitCode:
     INTERNAL = 70  # a bug of ours
 
 
-class PlainlyTold:
-    """For errors whose text says it all: a notebook shows that, and not sixty lines of how we came to raise it."""
-
-    def _render_traceback_(self) -> list[str]:
-        """What IPython asks an exception for."""
-        name, text = type(self).__name__, str(self)
-        return [f"{name}:", *text.splitlines()] if "\n" in text else [f"{name}: {text}"]
+def plainly_told(error: BaseException) -> list[str]:
+    """What IPython asks an exception for that says it all by itself: not sixty lines of how we came to raise it."""
+    name, text = type(error).__name__, str(error)
+    return [f"{name}:", *text.splitlines()] if "\n" in text else [f"{name}: {text}"]
 
 
-class RallypointError(PlainlyTold, Exception):
+class RallypointError(Exception):
     """The base of rallypoint's own errors."""
+
+    _render_traceback_ = plainly_told
 
 
 class UsageError(RallypointError, ValueError, AssertionError):
@@ -165,8 +164,10 @@ class JobFailedError(RallypointError):
         super().__init__(f"the job has failed: {why}")
 
 
-class SignalException(PlainlyTold, Exception):
+class SignalException(Exception):
     """A signal asked the launcher to stop; raised from the agent's loop, never from a signal handler."""
+
+    _render_traceback_ = plainly_told
 
     def __init__(self, msg: str, sigval: signal.Signals) -> None:
         super().__init__(msg)
@@ -185,8 +186,10 @@ def signal_exception(text: str, number: signal.Signals) -> SignalException:
     return (InterruptException if number == signal.SIGINT else SignalException)(text, number)
 
 
-class RendezvousError(PlainlyTold, Exception):
+class RendezvousError(Exception):
     """The base of everything that can go wrong when nodes meet."""
+
+    _render_traceback_ = plainly_told
 
 
 class RendezvousClosedError(RendezvousError):

@@ -242,7 +242,9 @@ class TestRegroup:
 
     def test_too_few_wait(self) -> None:
         current = running("a", "b", signal=STOP, b=Gone("b", 0.0, "deleted"))
-        assert wait(decide(here("a", ready_after=1), current, POLICY, 9.0)).why == "1 of 2 nodes"
+        assert (
+            wait(decide(here("a", ready_after=1), current, POLICY, 9.0)).why == "1 of 2 nodes"
+        )
 
     def test_after_the_end_there_is_nothing_to_decide(self) -> None:
         assert decide(here("a", "b", ready_after=1), running("a", "b", signal=FINISHED), POLICY, 9.0) == Wait(

@@ -18,7 +18,7 @@ from itertools import groupby
 
 from rallypoint.base.records import Record, field
 from rallypoint.base.text import ranges
-from rallypoint.errors import PlainlyTold, UsageError
+from rallypoint.errors import UsageError, plainly_told
 from rallypoint.failures.tracebacks import (
     Frame,
     Traceback,
@@ -146,11 +146,13 @@ class ProcessFailure(Record):
         return traceback.exception if traceback else f"exited with code {self.exitcode} and left no traceback"
 
 
-class ChildFailedError(PlainlyTold, Exception):
+class ChildFailedError(Exception):
     """Workers failed and no restart was left. As text it is a summary that a person can act on, first cause first.
 
     `failures` maps global ranks to what is known of them.
     """
+
+    _render_traceback_ = plainly_told
 
     def __init__(self, name: str, failures: dict[int, ProcessFailure]) -> None:
         super().__init__(name, failures)  # both, so that the error survives pickling

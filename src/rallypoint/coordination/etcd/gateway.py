@@ -329,7 +329,6 @@ class Talk:
         except (EtcdError, RefusedError, TokenRefused):
             return 0
 
-
 class Caller:
     """One thread's way to the cluster; it keeps its latest connection. `interrupt` ends whatever it is doing."""
 
