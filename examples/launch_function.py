@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 
-from rallypoint import LaunchConfig, elastic_launch
+import rallypoint
 
 
 def square(offset: int) -> int:
@@ -15,8 +15,5 @@ def square(offset: int) -> int:
 
 
 if __name__ == "__main__":
-    config = LaunchConfig(
-        min_nodes=1, max_nodes=1, nproc_per_node=4, run_id="squares", rdzv_backend="c10d", rdzv_endpoint="localhost:0"
-    )
-    results = elastic_launch(config, square)(10)
+    results = rallypoint.launch(square, nproc=4, args=(10,))
     print(f"squares by rank: {results}")

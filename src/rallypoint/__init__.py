@@ -10,11 +10,15 @@ from __future__ import annotations
 
 import sys
 
-TYPE_CHECKING = False  # to import typing would cost every worker that imports us
+# To import typing would cost every worker that imports us. And it is no plain False: editors would take what follows for dead
+# code, and not offer these names.
+TYPE_CHECKING = bool()
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
     from rallypoint.agent.agent import ElasticAgent, SimpleElasticAgent
     from rallypoint.agent.config import LaunchConfig
-    from rallypoint.agent.launch import elastic_launch, launch_agent
+    from rallypoint.agent.launch import elastic_launch, launch, launch_agent
     from rallypoint.agent.local_agent import LocalElasticAgent
     from rallypoint.agent.workers import RunResult, Worker, WorkerGroup, WorkerSpec, WorkerState
     from rallypoint.errors import (
@@ -62,51 +66,117 @@ if _is_command():
         _signal.signal(_signal.SIGINT, _signal.SIG_DFL)  # __main__ has the exit code, and a few milliseconds to go
 
 
-_HOMES = {
-    "agent.agent": ("ElasticAgent", "SimpleElasticAgent"),
-    "agent.config": ("LaunchConfig",),
-    "errors": (
-        "JobFailedError",
-        "RallypointError",
-        "RendezvousClosedError",
-        "RendezvousConnectionError",
-        "RendezvousError",
-        "RendezvousGracefulExitError",
-        "RendezvousStateError",
-        "RendezvousTimeoutError",
-        "SignalException",
-        "UnkillableWorkersError",
-        "UsageError",
-        "WorkerStartError",
-    ),
-    "agent.launch": ("elastic_launch", "launch_agent"),
-    "agent.local_agent": ("LocalElasticAgent",),
-    "processes.context": ("PContext", "RunProcsResult"),
-    "failures.error_files": ("ErrorHandler", "record"),
-    "failures.process_failure": ("ChildFailedError", "ProcessFailure"),
-    "output.log_specs": ("DefaultLogsSpecs", "LogsDest", "LogsSpecs", "Std"),
-    "processes.subprocesses": ("start_processes",),
-    "store.file_store": ("FileStore",),
-    "store.hash_store": ("HashStore",),
-    "store.interface": ("QueueEmptyError", "Store", "StoreError", "StoreNetworkError", "StoreTimeoutError"),
-    "store.prefix_store": ("PrefixStore",),
-    "store.tcp_store": ("TCPStore",),
-    "agent.workers": ("RunResult", "Worker", "WorkerGroup", "WorkerSpec", "WorkerState"),
-}
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
-
-__all__ = [  # noqa: PLE0604  # the names are those of the table above
+__all__ = [
+    "ChildFailedError",
+    "DefaultLogsSpecs",
+    "ElasticAgent",
+    "ErrorHandler",
+    "FileStore",
+    "HashStore",
+    "JobFailedError",
+    "LaunchConfig",
+    "LocalElasticAgent",
+    "LogsDest",
+    "LogsSpecs",
+    "PContext",
+    "PrefixStore",
+    "ProcessFailure",
+    "QueueEmptyError",
+    "RallypointError",
+    "RendezvousClosedError",
+    "RendezvousConnectionError",
+    "RendezvousError",
+    "RendezvousGracefulExitError",
+    "RendezvousStateError",
+    "RendezvousTimeoutError",
+    "RunProcsResult",
+    "RunResult",
+    "SignalException",
+    "SimpleElasticAgent",
+    "Std",
+    "Store",
+    "StoreError",
+    "StoreNetworkError",
+    "StoreTimeoutError",
+    "TCPStore",
+    "UnkillableWorkersError",
+    "UsageError",
+    "Worker",
+    "WorkerGroup",
+    "WorkerSpec",
+    "WorkerStartError",
+    "WorkerState",
     "__version__",
-    *sorted(_HOME_OF),
+    "elastic_launch",
+    "launch",
+    "launch_agent",
+    "record",
+    "start_processes",
 ]
 
+_HOMES = {
+    "ChildFailedError": "failures.process_failure",
+    "DefaultLogsSpecs": "output.log_specs",
+    "ElasticAgent": "agent.agent",
+    "ErrorHandler": "failures.error_files",
+    "FileStore": "store.file_store",
+    "HashStore": "store.hash_store",
+    "JobFailedError": "errors",
+    "LaunchConfig": "agent.config",
+    "LocalElasticAgent": "agent.local_agent",
+    "LogsDest": "output.log_specs",
+    "LogsSpecs": "output.log_specs",
+    "PContext": "processes.context",
+    "PrefixStore": "store.prefix_store",
+    "ProcessFailure": "failures.process_failure",
+    "QueueEmptyError": "store.interface",
+    "RallypointError": "errors",
+    "RendezvousClosedError": "errors",
+    "RendezvousConnectionError": "errors",
+    "RendezvousError": "errors",
+    "RendezvousGracefulExitError": "errors",
+    "RendezvousStateError": "errors",
+    "RendezvousTimeoutError": "errors",
+    "RunProcsResult": "processes.context",
+    "RunResult": "agent.workers",
+    "SignalException": "errors",
+    "SimpleElasticAgent": "agent.agent",
+    "Std": "output.log_specs",
+    "Store": "store.interface",
+    "StoreError": "store.interface",
+    "StoreNetworkError": "store.interface",
+    "StoreTimeoutError": "store.interface",
+    "TCPStore": "store.tcp_store",
+    "UnkillableWorkersError": "errors",
+    "UsageError": "errors",
+    "Worker": "agent.workers",
+    "WorkerGroup": "agent.workers",
+    "WorkerSpec": "agent.workers",
+    "WorkerStartError": "errors",
+    "WorkerState": "agent.workers",
+    "elastic_launch": "agent.launch",
+    "launch": "agent.launch",
+    "launch_agent": "agent.launch",
+    "record": "failures.error_files",
+    "start_processes": "processes.subprocesses",
+}
 
-def __getattr__(name: str) -> object:
-    if name not in _HOME_OF:
-        raise AttributeError(f"module 'rallypoint' has no attribute {name!r}")
-    from importlib import import_module
 
-    return getattr(import_module(f"rallypoint.{_HOME_OF[name]}"), name)
+def _lazily(package: str, homes: Mapping[str, str]) -> Callable[[str], object]:
+    """The ``__getattr__`` of a package: it knows in which module below rallypoint each name is."""
+
+    def find(name: str) -> object:
+        if name not in homes:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        from importlib import import_module
+
+        return getattr(import_module(f"rallypoint.{homes[name]}"), name)
+
+    return find
+
+
+if not TYPE_CHECKING:  # whoever checks types knows the names from above, and no others
+    __getattr__ = _lazily(__name__, _HOMES)
 
 
 def __dir__() -> list[str]:

@@ -13,6 +13,7 @@
     │   ├── UnkillableWorkersError            workers outlived SIGKILL; this host must not be used again
     │   └── JobFailedError                    the job failed through workers of other nodes
     ├── SignalException                       a signal asked the launcher to stop
+    │   └── InterruptException (also a KeyboardInterrupt)  it was Ctrl-C
     └── RendezvousError
         ├── RendezvousClosedError             the job has ended; nobody may join any more
         ├── RendezvousTimeoutError            too few nodes came in time
@@ -35,6 +36,7 @@ import sys
 __all__ = [
     "ExitCode",
     "HostLimitError",
+    "InterruptException",
     "JobFailedError",
     "LicenceOverError",
     "NotAFolderError",
@@ -52,10 +54,13 @@ __all__ = [
     "WorkerNotAllowedError",
     "WorkerNotFoundError",
     "WorkerStartError",
+    "bad_field",
     "exit_code",
     "in_words",
     "is_child_failure",
     "is_hosts_fault",
+    "plainly_told",
+    "signal_exception",
     "worker_start_error",
 ]
 
@@ -71,15 +76,26 @@ class ExitCode:
     INTERNAL = 70  # a bug of ours
 
 
+def plainly_told(error: BaseException) -> list[str]:
+    """What IPython asks an exception for that says it all by itself: not sixty lines of how we came to raise it."""
+    name, text = type(error).__name__, str(error)
+    return [f"{name}:", *text.splitlines()] if "\n" in text else [f"{name}: {text}"]
+
+
 class RallypointError(Exception):
     """The base of rallypoint's own errors."""
+
+    _render_traceback_ = plainly_told
 
 
 class UsageError(RallypointError, ValueError, AssertionError):
     """Bad input, named by its flag or field, found before anything was started.
 
-    It is also what code written for torch catches there: now a ValueError, now an AssertionError.
+    It is also what code written for torch catches there: now a ValueError, now an AssertionError. Where the text begins with the
+    name of a field, `field` is that name: whoever gave the value by another name, as a flag, can be told that one.
     """
+
+    field = ""
 
 
 class NotAFolderError(UsageError, NotADirectoryError):
@@ -88,6 +104,13 @@ class NotAFolderError(UsageError, NotADirectoryError):
 
 class RankError(UsageError, RuntimeError):
     """Local ranks that are not 0, 1, 2, and so on, or that differ between arguments and environments."""
+
+
+def bad_field(field: str, problem: str, kind: type[UsageError] = UsageError) -> UsageError:
+    """The error for a value of this field; `problem` goes on right after its name."""
+    error = kind(f"{field}{problem}")
+    error.field = field
+    return error
 
 
 class WorkerStartError(RallypointError, OSError):
@@ -144,13 +167,29 @@ class JobFailedError(RallypointError):
 class SignalException(Exception):
     """A signal asked the launcher to stop; raised from the agent's loop, never from a signal handler."""
 
+    _render_traceback_ = plainly_told
+
     def __init__(self, msg: str, sigval: signal.Signals) -> None:
         super().__init__(msg)
         self.sigval = sigval
 
 
+class InterruptException(SignalException, KeyboardInterrupt):
+    """Ctrl-C, which all programs and notebooks know as a KeyboardInterrupt."""
+
+    def _render_traceback_(self) -> list[str]:
+        return ["KeyboardInterrupt"]
+
+
+def signal_exception(text: str, number: signal.Signals) -> SignalException:
+    """The exception for this signal."""
+    return (InterruptException if number == signal.SIGINT else SignalException)(text, number)
+
+
 class RendezvousError(Exception):
     """The base of everything that can go wrong when nodes meet."""
+
+    _render_traceback_ = plainly_told
 
 
 class RendezvousClosedError(RendezvousError):

@@ -14,7 +14,7 @@ from unittest import mock
 import pytest
 from tests.ports import free_port
 
-from rallypoint.agent.launch import LaunchConfig, _get_addr_and_port, _get_entrypoint_name, elastic_launch, launch_agent
+from rallypoint.agent.launch import LaunchConfig, _get_addr_and_port, _get_entrypoint_name, elastic_launch, launch, launch_agent
 from rallypoint.agent.local_agent import LocalElasticAgent
 from rallypoint.agent.workers import RunResult, WorkerState
 from rallypoint.errors import RendezvousGracefulExitError, SignalException, UnkillableWorkersError, UsageError
@@ -22,7 +22,7 @@ from rallypoint.events import EventSource
 from rallypoint.failures.process_failure import ChildFailedError
 from rallypoint.output.log_specs import DefaultLogsSpecs
 from rallypoint.protocol.restarts import RestartPolicy
-from rallypoint.rendezvous.handler import RendezvousParameters
+from rallypoint.rendezvous.handler import RendezvousParameters, registry_of_the_process
 from rallypoint.rendezvous.one_node import LocalRendezvous
 
 SH = "/bin/sh"
@@ -158,6 +158,60 @@ def test_workers_meet_at_the_master_address(backend: str, tmp_path: Path) -> Non
     fields = fields_of(backend, worker_store="rank0")
     printed = run_functions(tmp_path, f"1, 1, 4, {fields}", ADD_UP, "elastic_launch(config, add_up)()")
     assert printed == "{0: 6, 1: 6, 2: 6, 3: 6}"
+
+
+# --- a short way in --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fields", [{}, {"rdzv_backend": "static"}, {"rdzv_backend": "c10d"}, {"rdzv_endpoint": " "}])
+def test_f08_one_node_that_names_no_endpoint_meets_nobody(fields: dict[str, Any], tmp_path: Path) -> None:
+    """Whatever back end it would need for others, even the default one, which is etcd."""
+    config = LaunchConfig(1, 1, 2, DefaultLogsSpecs(str(tmp_path / "logs")), max_restarts=0, **fields)
+    elastic_launch(config, SH)("-c", f"touch {tmp_path}/$RANK-of-$WORLD_SIZE")
+    assert {path.name for path in tmp_path.glob("*-of-*")} == {"0-of-2", "1-of-2"}
+
+
+@pytest.mark.parametrize("fields", [{"max_nodes": 2}, {"rdzv_endpoint": "host"}])
+def test_f08_what_is_missing_is_called_by_its_field(fields: dict[str, Any]) -> None:
+    config = LaunchConfig(**{"min_nodes": 1, "max_nodes": 1, "nproc_per_node": 1, "rdzv_backend": "static", **fields})
+    with pytest.raises(UsageError, match=r"^rdzv_endpoint ") as caught:
+        elastic_launch(config, SH)()
+    assert (caught.value.field, "--" in str(caught.value)) == ("rdzv_endpoint", False)
+
+
+def test_f08_a_back_end_of_the_programs_own_needs_no_endpoint(make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    fresh = registry_of_the_process()
+    monkeypatch.setattr("rallypoint.rendezvous.registry.rendezvous_handler_registry", fresh)
+    fresh.register("etcd", lambda params: LocalRendezvous(params.run_id, backend="etcd"))
+    with mock.patch(RECORD) as recorded:
+        elastic_launch(make_config("etcd", rdzv_endpoint=""), SH)("-c", "exit 0")
+    assert the_event(recorded).metadata["rdzv_backend"] == "etcd"
+
+
+def test_f08_a_config_for_this_machine_alone() -> None:
+    config = LaunchConfig.standalone(4, role="trainer")
+    assert (config.min_nodes, config.max_nodes, config.nproc_per_node, config.max_restarts) == (1, 1, 4, 0)
+    assert (config.rdzv_backend, config.rdzv_endpoint, config.role) == ("c10d", "localhost:0", "trainer")
+    assert LaunchConfig.standalone("cpu", max_restarts=2).nproc_per_node == len(os.sched_getaffinity(0))
+    with pytest.raises(UsageError, match=r"^nproc_per_node: 'many' is neither a number nor one of auto, cpu, gpu, xpu"):
+        LaunchConfig.standalone("many")
+
+
+def test_f08_launch_gives_a_list_by_rank(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import os, rallypoint\n"
+        "def scale(by): return by * int(os.environ['RANK'])\n"
+        "if __name__ == '__main__': print(rallypoint.launch(scale, nproc=3, args=(2,)))\n"
+    )
+    done = subprocess.run([sys.executable, program], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr) == ("[0, 2, 4]\n", "")
+
+
+@pytest.mark.parametrize("nproc", [0, "no"])
+def test_f08_launch_names_its_own_parameter(nproc: object) -> None:
+    with pytest.raises(UsageError, match=r"^nproc[: ]"):
+        launch(SH, nproc)  # type: ignore[arg-type]
 
 
 # --- failures, events and the rendezvous -----------------------------------------------------------------------------------
@@ -371,10 +425,9 @@ def test_a_config_can_be_launched_again(make_config: MakeConfig) -> None:
     ("fields", "complaint"),
     [
         ({"rdzv_backend": "zeus"}, "zeus"),
-        ({"rdzv_backend": "etcd", "rdzv_endpoint": ""}, "etcd.*endpoint"),
+        ({"rdzv_backend": "etcd", "rdzv_endpoint": ",", "run_id": "job"}, "^rdzv_endpoint .*etcd"),
         ({"event_log_handler": "nowhere"}, "event_log_handler.*nowhere"),
         ({"metrics_cfg": {"sink": "nowhere"}}, "metrics_cfg.*nowhere"),
-        ({"rdzv_backend": "static", "rdzv_endpoint": ""}, "endpoint"),
         ({"rdzv_backend": "static", "rdzv_endpoint": "host"}, "no port"),
     ],
 )
@@ -437,5 +490,5 @@ def test_the_master_of_a_rendezvous(backend: str, endpoint: str, expected: tuple
 
 @pytest.mark.parametrize("endpoint", ["", "   ", "host"])
 def test_a_static_rendezvous_needs_a_master_with_a_port(endpoint: str) -> None:
-    with pytest.raises(ValueError, match="master-port"):
+    with pytest.raises(ValueError, match=r"^rdzv_endpoint .*host:port"):
         _get_addr_and_port(RendezvousParameters("static", endpoint, "job", 1, 1))

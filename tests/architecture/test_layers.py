@@ -102,9 +102,20 @@ def test_modules_import_from_where_a_name_lives(modules: dict[str, Any]) -> None
         for module in modules.values()
         for imported, line in module.imports()
         if module.name != "rallypoint" and imported.startswith("rallypoint.") and imported.count(".") == 1
-        and imported not in modules and imported != "rallypoint.__version__"
+        and imported not in modules and imported not in ("rallypoint.__version__", "rallypoint._lazily")
     ]  # fmt: skip
     assert through_the_door == []
+
+
+def test_modules_do_not_use_the_doors_of_packages_either(modules: dict[str, Any]) -> None:
+    through_a_door = [
+        f"{module.path.name}:{line} imports {imported}"
+        for module in modules.values()
+        for imported, line in module.imports()
+        if imported not in modules and imported.startswith("rallypoint.") and imported.count(".") > 1
+        and "_HOMES" in modules[imported.rpartition(".")[0]].text
+    ]  # fmt: skip
+    assert through_a_door == []
 
 
 def is_pure(imported: str) -> bool:

@@ -202,7 +202,7 @@ def test_logs_go_where_they_were_asked_to(train: str, tmp_path: Path):
     ("flags", "culprit"),
     [
         (["--tee=9"], "--tee"), (["-r", "0:9"], "--redirects"), (["-r", "x:1"], "--redirects"),
-        (["--local-ranks-filter=0,x"], "--local-ranks-filter"), (["--log-dir=/dev/null/logs"], "--log-dir"),
+        (["--local-ranks-filter=0,x"], "--local-ranks-filter"), (["--log-dir=/dev/null/logs"], "log_dir"),
         (["--log-max-size=0"], "log_max_bytes"), (["--logs-specs=no-such"], "--logs-specs: no entry point 'no-such'"),
     ],
 )  # fmt: skip

@@ -45,11 +45,14 @@ def run(folder: Path, *argv: str, program: str = PROGRAM, **environ: str) -> sub
         (["--rdzv-backend", "pigeon", "train.py"], "'pigeon'"),
         (["--log-dir", "/proc/self/logs", "train.py"], "--log-dir"),
         (["--log-dir", "train.py", "train.py"], "--log-dir"),
-        (["--role", "a\nb", "train.py"], "role"),
+        (["--role", "a\nb", "train.py"], "--role must be"),
+        (["--monitor-interval", "0", "train.py"], "--monitor-interval must be"),
+        (["--rdzv-backend", "etcd", "train.py"], "--rdzv-endpoint is empty"),
+        (["--exit-barrier-timeout", "-1", "train.py"], "--exit-barrier-timeout must be"),
         (["--nproc", "4", "train.py"], "--nproc"),
         (["--start-method", "vfork", "train.py"], "--start-method"),
         (["--rdzv-conf", "join_timeout", "train.py"], "--rdzv-conf"),
-        (["--signals-to-handle", "SIGFOO", "train.py"], "signals_to_handle"),
+        (["--signals-to-handle", "SIGFOO", "train.py"], "--signals-to-handle: "),
         (["--numa-binding", "near", "train.py"], "--numa-binding"),
         (["--hang-timeout", "60,checkpoint", "train.py"], "--hang-timeout"),
     ],
@@ -81,6 +84,8 @@ if os.geteuid() == 0:
 def test_a_bad_variable(tmp_path: Path):
     ended = run(tmp_path, "train.py", PET_MAX_RESTARTS="many")
     assert (ended.returncode, ended.stderr) == (2, "rallyrun: error: PET_MAX_RESTARTS must be a whole number, not 'many'\n")
+    ended = run(tmp_path, "train.py", PET_MONITOR_INTERVAL="0")
+    assert (ended.returncode, ended.stderr) == (2, "rallyrun: error: PET_MONITOR_INTERVAL must be more than 0 seconds\n")
 
 
 def test_the_way_to_the_launcher_imports_nothing_heavy(tmp_path: Path):

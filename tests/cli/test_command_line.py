@@ -145,6 +145,28 @@ def test_no_flag_can_be_abbreviated(name: str):
 
 
 @pytest.mark.parametrize(
+    ("flag", "written"),
+    [
+        ("--nproc-per-node", "--nprocs --np -np -n --num-procs --num_processes --gpus --ngpu --ngpus --n-gpus --num-gpus"),
+        ("--nproc-per-node", "--ntasks-per-node --num-workers --world-size --nproc-per-nodes -nproc_per_node --nproc"),
+        ("--nproc-per-node", "--gpus-per-node"),
+        ("--nnodes", "--nodes --num-nodes --num_machines -N --nnode"),
+        ("--node-rank", "--machine-rank --rank --noderank"),
+        ("--master-addr", "--master-address --master-adr --main_process_ip"),
+        ("--master-port", "--port --masterport"),
+        ("--rdzv-backend", "--backend --rdzv-backed"),
+        ("--rdzv-endpoint", "--endpoint --rdzv-endpoints"),
+        ("--rdzv-id", "--job-id --run_id --rdzv-ids"),
+        ("--max-restarts", "--max-restart --retries --max_retries --restarts"),
+        ("--log-dir", "--logdir --log-folder --log_dirs"),
+    ],
+)  # fmt: skip
+def test_f25_what_other_launchers_call_it_is_understood_as_a_question(flag: str, written: str):
+    for word in written.split():
+        assert f"unknown flag {word}: did you mean {flag}?" in refusal(word, "2", "t.py")
+
+
+@pytest.mark.parametrize(
     ("argv", "culprit", "advice"),
     [
         (["--nproc", "4", "t.py"], "--nproc", "did you mean --nproc-per-node?"),

@@ -210,7 +210,7 @@ def test_answers(launch: Launch, capfd: pytest.CaptureFixture[str]):
     for argv, words in ((["--version"], f"rallyrun {rallypoint.__version__}\n"), (["-h"], "usage: rallyrun")):
         assert cli.main(argv) == 0
         assert capfd.readouterr().out.startswith(words)
-    for shell in ("bash", "zsh", "tcsh"):
+    for shell in ("bash", "zsh", "fish", "tcsh"):
         assert cli.main(["--print-completion", shell]) == 0
         assert "rallyrun" in capfd.readouterr().out
     assert launch.calls == []

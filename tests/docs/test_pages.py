@@ -21,6 +21,26 @@ def table_rows(text: str, heading: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
 
 
+def test_f19_the_repository_can_be_read_as_it_is() -> None:
+    """Nothing is put into the pages when they are built, and every link leads to a file of the repository and a heading in it."""
+    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *DOCS.glob("*.md")]
+    for page in pages:
+        text = re.sub(r"^```.*?^```$|^    .*?$|`[^`]*`", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+        assert re.findall(r"(?<!\$)\{\w+\}", text) == [], page.name
+        for target in re.findall(r"\]\((?!https?:)([^)]+)\)", text):
+            path, _, anchor = target.partition("#")
+            linked = page.parent / path if path else page
+            assert linked.exists(), f"{page.name}: {target}"
+            assert not anchor or anchor in anchors(linked), f"{page.name}: {target}"
+    assert not list(DOCS.glob("*.py"))
+
+
+def anchors(page: Path) -> set[str]:
+    """The names of a page's headings, as mkdocs and GitHub make them."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading).strip().lower().replace(" ", "-") for heading in headings}
+
+
 def test_exit_codes_are_documented() -> None:
     codes = {str(value) for name, value in vars(ExitCode).items() if name.isupper()}
     for page in (ROOT / "README.md", DOCS / "failures.md"):
@@ -35,6 +55,11 @@ def test_flags_that_the_pages_name_exist() -> None:
     for page in (ROOT / "README.md", *DOCS.glob("*.md")):
         named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", page.read_text()))
         assert named - not_ours <= ours, page.name
+
+
+def test_every_difference_from_torchrun_has_its_reason() -> None:
+    rows = table_rows((DOCS / "coming-from-torchrun.md").read_text(), "Deliberate differences")
+    assert [row for row in rows if len(row) != 4 or not all(row)] == []
 
 
 def test_the_page_about_the_api_names_what_there_is() -> None:

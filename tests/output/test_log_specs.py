@@ -226,9 +226,9 @@ def test_dev_null_keeps_no_file_at_all(tmp_path: Path) -> None:
 def test_a_log_folder_that_is_a_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for path in (tmp_path / "file", tmp_path / "file" / "below"):
-        with pytest.raises(UsageError, match="--log-dir"):
+        with pytest.raises(UsageError, match=r"^log_dir: "):
             check_log_dir(str(path))
-        with pytest.raises(UsageError, match=r"--log-dir.*(File exists|Not a directory)"):
+        with pytest.raises(UsageError, match=r"^log_dir.*(File exists|Not a directory)"):
             DefaultLogsSpecs(log_dir=str(path)).reify(envs())
 
 
@@ -267,7 +267,7 @@ def test_an_unwritable_log_folder_is_refused_with_its_reason(tmp_path: Path) -> 
         capture_output=True, text=True, timeout=30,
     )  # fmt: skip
     assert result.stderr == ""
-    assert "--log-dir" in result.stdout
+    assert result.stdout.startswith("log_dir: ")
     assert "Permission denied" in result.stdout
 
 

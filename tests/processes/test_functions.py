@@ -293,11 +293,14 @@ def test_a_worker_that_vanishes_with_code_0_breaks_nothing(
 def test_a_return_value_that_cannot_be_pickled_is_a_clear_failure(
     method: str, functions: ModuleType, start: Callable[..., PContext], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    """F14: one sentence names function, rank and type; no frame of ours, and no line on stderr, says it again."""
     logs = DefaultLogsSpecs(str(tmp_path / "logs"), redirects=Std.ERR)
     with capfd.disabled():  # a fork would inherit pytest's replacement of sys.stderr
         failure = finished(start(functions.unpicklable, method=method, logs_specs=logs)).failures[0]
     assert failure.exitcode == 1
-    assert "cannot pickle" in failure.message
+    told = "TypeError: unpicklable returned a _thread.lock on rank 0, which cannot be sent to the launcher (cannot pickle "
+    assert failure.message.startswith(told)
+    assert (failure.traceback(), failure.stderr_tail) == (None, "")
 
 
 def test_a_return_value_that_cannot_be_read_back_is_told_with_its_rank(

@@ -85,9 +85,9 @@ def test_a_handler_opens_nothing_yet(backend: str) -> None:
 @pytest.mark.parametrize(
     ("given", "complaint"),
     [
-        ({"run_id": "none"}, "--rdzv-id is 'none'.*name this one"),
+        ({"run_id": "none"}, "^run_id is 'none'.*name this one"),
         ({"run_id": "a/b"}, "cannot have a slash"),
-        ({"endpoint": ""}, "--rdzv-endpoint"),
+        ({"endpoint": ""}, "^rdzv_endpoint is empty"),
         ({"protocl": "https"}, "there is no rendezvous setting 'protocl'"),
         ({"node_unit": 5}, "could never run"),
     ],

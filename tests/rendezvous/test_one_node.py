@@ -81,11 +81,11 @@ def test_p13_static_port_0_is_a_free_one_that_is_held() -> None:
 @pytest.mark.parametrize(
     ("endpoint", "max_nodes", "settings", "complaint"),
     [
-        ("host:1", 1, {}, "--node-rank"),
+        ("host:1", 1, {}, "^rdzv_configs: .*, as rank$"),
         ("host:1", 1, {"rank": "first"}, "rank='first'"),
-        ("", 1, {"rank": 0}, "--master-addr and --master-port"),
-        ("  ", 1, {"rank": 0}, "--master-addr and --master-port"),
-        ("host", 1, {"rank": 0}, "'host' has none; give --master-port"),
+        ("", 1, {"rank": 0}, "^rdzv_endpoint is empty: .*host:port"),
+        ("  ", 1, {"rank": 0}, "^rdzv_endpoint is empty: .*host:port"),
+        ("host", 1, {"rank": 0}, "^rdzv_endpoint 'host' has no port"),
         ("host:x", 1, {"rank": 0}, "'host:x'"),
         ("host:1", 2, {"rank": 2}, r"node_rank is 2, but with 2 nodes"),
         ("host:1", 2, {"rank": 0, "timeout": 0}, "timeout is 0 s"),

@@ -30,7 +30,7 @@ def get_creator():
 @pytest.fixture(autouse=True)
 def own_registry(monkeypatch: pytest.MonkeyPatch) -> RendezvousHandlerRegistry:
     """A registry of the test's own, as of a process that has just begun."""
-    fresh = RendezvousHandlerRegistry()
+    fresh = handler.registry_of_the_process()
     monkeypatch.setattr(handler, "rendezvous_handler_registry", fresh)
     monkeypatch.setattr(registry, "rendezvous_handler_registry", fresh)
     return fresh
@@ -63,6 +63,18 @@ def test_built_in_backends() -> None:
     assert isinstance(registry.get_rendezvous_handler(params("static")), StaticTCPRendezvous)
     assert isinstance(registry.get_rendezvous_handler(params("c10d")), LocalRendezvous)
     assert isinstance(registry.get_rendezvous_handler(params("c10d")), LocalRendezvous)
+
+
+@pytest.mark.parametrize(("backend", "kind"), [("static", StaticTCPRendezvous), ("c10d", LocalRendezvous)])
+def test_f07_the_registry_itself_knows_them_at_once(own_registry: RendezvousHandlerRegistry, backend: str, kind: type) -> None:
+    assert isinstance(own_registry.create_handler(params(backend)), kind)
+
+
+@pytest.mark.usefixtures("plug_in")
+def test_f07_the_registry_itself_finds_plug_ins_and_says_what_there_is(own_registry: RendezvousHandlerRegistry) -> None:
+    assert own_registry.create_handler(params("mine")).get_backend() == "mine"
+    with pytest.raises(UsageError, match="no rendezvous backend 'raft'; available: c10d, etcd, etcd-v2, gone, mine, "):
+        own_registry.create_handler(params("raft"))
 
 
 def test_a_job_that_can_have_several_nodes_gets_a_handler_that_coordinates() -> None:
@@ -114,8 +126,12 @@ def test_what_the_program_registered_goes_first(own_registry: RendezvousHandlerR
         def get_backend(self) -> str:
             return name
 
+    if name in registry.BUILT_IN:
+        assert registry.is_ours(name)
+        own_registry.create_handler(RendezvousParameters(name, "host:1", "job", 1, 1)).shutdown()  # also after it was used
     own_registry.register(name, lambda params: Own(params.run_id))
     registry.check_backend(name)
+    assert not registry.is_ours(name)
     assert isinstance(registry.get_rendezvous_handler(params(name)), Own)
 
 

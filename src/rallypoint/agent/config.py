@@ -11,14 +11,14 @@ import signal
 
 from rallypoint.base import defaults, environment
 from rallypoint.base.records import Record, field
-from rallypoint.errors import UsageError
+from rallypoint.errors import UsageError, bad_field
 from rallypoint.output.log_specs import DefaultLogsSpecs, LogsSpecs
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-__all__ = ["LaunchConfig", "resolve_shutdown_timeout"]
+__all__ = ["LaunchConfig", "count_workers", "resolve_shutdown_timeout"]
 
 _UNCATCHABLE = ("SIGKILL", "SIGSTOP")
 # Parameters of the rendezvous that have a field of their own.
@@ -94,6 +94,17 @@ class LaunchConfig(Record):
     health_port: int | None = field(default=None, kw_only=True)
     health_addr: str = field(default=defaults.HEALTH_ADDR, kw_only=True)
 
+    @classmethod
+    def standalone(cls, nproc_per_node: int | str = 1, **fields: Any) -> LaunchConfig:
+        """So many workers on this machine alone, as ``rallyrun --standalone --nproc-per-node N`` starts them.
+
+        `nproc_per_node` may also be "auto", "cpu", "gpu" or "xpu". Other fields are given by name; max_restarts is 0 if not.
+        """
+        workers = count_workers("nproc_per_node", nproc_per_node)
+        fields.setdefault("max_restarts", defaults.MAX_RESTARTS_CLI)
+        where = defaults.STANDALONE_ENDPOINT
+        return cls(1, 1, workers, rdzv_backend=defaults.BACKEND_ELASTIC, rdzv_endpoint=where, **fields)
+
     def __post_init__(self) -> None:
         self._check_counts()
         self._check_times()
@@ -117,7 +128,7 @@ class LaunchConfig(Record):
         _check_whole("min_nodes", self.min_nodes, at_least=1)
         _check_whole("max_nodes", self.max_nodes, at_least=1)
         if self.max_nodes < self.min_nodes:
-            raise UsageError(f"max_nodes is {self.max_nodes}, fewer than min_nodes, which is {self.min_nodes}")
+            raise bad_field("max_nodes", f" is {self.max_nodes}, fewer than min_nodes, which is {self.min_nodes}")
         _check_whole("nproc_per_node", self.nproc_per_node, at_least=1)
         _check_whole("max_restarts", self.max_restarts, at_least=0)
         if self.log_max_bytes is not None:
@@ -126,7 +137,7 @@ class LaunchConfig(Record):
     def _check_times(self) -> None:
         _check_seconds("monitor_interval", self.monitor_interval)
         if self.monitor_interval == 0:
-            raise UsageError("monitor_interval must be more than 0 seconds")
+            raise bad_field("monitor_interval", " must be more than 0 seconds")
         _check_seconds("exit_barrier_timeout", self.exit_barrier_timeout)
         if self.shutdown_timeout is not None:
             _check_seconds("shutdown_timeout", self.shutdown_timeout)
@@ -140,11 +151,11 @@ class LaunchConfig(Record):
             _check_line(name, getattr(self, name) or "")
         for name in _NOT_SETTINGS:
             if name in self.rdzv_configs:
-                raise UsageError(f"rdzv_configs: {name!r} is not a setting of the rendezvous, but a field or flag of its own")
+                raise bad_field("rdzv_configs", f": {name!r} is not a setting of the rendezvous, but a field or flag of its own")
         for variable, value in self.worker_env.items():
             _check_line(f"worker_env[{variable!r}]", value, forbidden="\0")
         if self.start_method not in defaults.START_METHODS:
-            raise UsageError(f"start_method must be one of {', '.join(defaults.START_METHODS)}, not {self.start_method!r}")
+            raise bad_field("start_method", f" must be one of {', '.join(defaults.START_METHODS)}, not {self.start_method!r}")
 
     def _unite(self, name: str) -> None:
         """Let a field and the setting of the same name say the same, whichever of them was given."""
@@ -161,6 +172,18 @@ class LaunchConfig(Record):
         if self.rdzv_timeout != defaults.RDZV_TIMEOUT_UNSET:
             return self.rdzv_timeout
         return self.rdzv_configs.get("timeout", defaults.RDZV_TIMEOUT_S)
+
+
+def count_workers(field: str, asked: int | str) -> int:
+    """The workers that a number, or a word such as "gpu", asks for on this machine."""
+    from rallypoint.hardware.devices import determine_local_world_size
+
+    try:
+        workers = determine_local_world_size(str(asked))
+    except ValueError as problem:
+        raise bad_field(field, f": {problem}") from problem
+    _check_whole(field, workers, at_least=1)
+    return workers
 
 
 def resolve_shutdown_timeout(shutdown_timeout: int | None) -> int:
@@ -182,31 +205,32 @@ def _check_hang_timeout(value: object) -> None:
     try:
         parse_hang_timeout(str(value))
     except UsageError as problem:
-        raise UsageError(f"hang_timeout: {problem}") from problem
+        raise bad_field("hang_timeout", f": {problem}") from problem
 
 
 def _check_whole(name: str, value: Any, at_least: int) -> None:
     if not hasattr(value, "__index__") or value < at_least:
-        raise UsageError(f"{name} must be a whole number of {at_least} or more, not {value!r}")
+        raise bad_field(name, f" must be a whole number of {at_least} or more, not {value!r}")
 
 
 def _check_seconds(name: str, value: Any) -> None:
     # The comparison with infinity also refuses what is no number at all: nothing compares with nan.
     if not isinstance(value, (int, float)) or not 0 <= value < float("inf"):
-        raise UsageError(f"{name} must be a number of seconds of 0 or more, not {value!r}")
+        raise bad_field(name, f" must be a number of seconds of 0 or more, not {value!r}")
 
 
 def _check_line(name: str, value: Any, forbidden: str = "\n\r\0") -> None:
     """Names become file names, environment variables and parts of printed lines; none of them takes these characters."""
     if not isinstance(value, str):
-        raise UsageError(f"{name} must be a text, not {value!r}")
+        raise bad_field(name, f" must be a text, not {value!r}")
     if any(character in value for character in forbidden):
-        raise UsageError(f"{name} must be one line without NUL characters, but is {value!r}")
+        raise bad_field(name, f" must be one line without NUL characters, but is {value!r}")
 
 
 def _check_signals(names: str) -> None:
     for name in filter(None, map(str.strip, names.split(","))):
         if name not in signal.Signals.__members__:
-            raise UsageError(f"signals_to_handle: {name!r} is not a signal of this system; write names such as SIGTERM,SIGUSR1")
+            problem = f": {name!r} is not a signal of this system; write names such as SIGTERM,SIGUSR1"
+            raise bad_field("signals_to_handle", problem)
         if name in _UNCATCHABLE:
-            raise UsageError(f"signals_to_handle: {name} cannot be handled by any program")
+            raise bad_field("signals_to_handle", f": {name} cannot be handled by any program")

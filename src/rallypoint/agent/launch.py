@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from rallypoint import events, metrics
 from rallypoint.agent.capabilities import peers_of
-from rallypoint.agent.config import LaunchConfig, resolve_shutdown_timeout
+from rallypoint.agent.config import LaunchConfig, count_workers, resolve_shutdown_timeout
 from rallypoint.agent.local_agent import LocalElasticAgent
 from rallypoint.agent.peers import PlainPeers
 from rallypoint.agent.workers import RunResult, WorkerSpec, _get_entrypoint_name
@@ -21,6 +21,7 @@ from rallypoint.errors import (
     SignalException,
     UnkillableWorkersError,
     UsageError,
+    bad_field,
     in_words,
     is_child_failure,
 )
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 
     Entrypoint = Callable[..., Any] | str | None
 
-__all__ = ["LaunchConfig", "elastic_launch", "launch_agent"]
+__all__ = ["LaunchConfig", "elastic_launch", "launch", "launch_agent"]
 
 
 class elastic_launch:  # the name is part of the contract
@@ -52,6 +53,17 @@ class elastic_launch:  # the name is part of the contract
 
     def __call__(self, *args: Any) -> dict[int, Any]:
         return launch_agent(self._config, self._entrypoint, list(args), self._health_check_server)
+
+
+def launch(fn: Entrypoint, nproc: int | str, args: Sequence[Any] = (), **fields: Any) -> list[Any]:
+    """Run ``fn(*args)`` in `nproc` processes of this machine; the list has what each of them returned, by rank.
+
+    `fn` may also be the name of a program. `nproc` is a number, or one of the words of ``--nproc-per-node`` such as "gpu". Every
+    other field of `LaunchConfig` may be given by name. Raises `ChildFailedError` when a worker fails, and the others are stopped.
+    """
+    config = LaunchConfig.standalone(count_workers("nproc", nproc), **fields)
+    results = launch_agent(config, fn, list(args))
+    return [results[rank] for rank in sorted(results)]
 
 
 def launch_agent(
@@ -124,9 +136,10 @@ def _open_health_port(config: LaunchConfig) -> list[socket.socket]:
 
 
 def _worker_spec(config: LaunchConfig, entrypoint: Entrypoint, args: Sequence[Any]) -> WorkerSpec:
+    backend, endpoint = _meeting_place(config)
     parameters = RendezvousParameters(
-        backend=config.rdzv_backend,
-        endpoint=config.rdzv_endpoint,
+        backend=backend,
+        endpoint=endpoint,
         run_id=config.run_id,
         min_nodes=config.min_nodes,
         max_nodes=config.max_nodes,
@@ -151,6 +164,14 @@ def _worker_spec(config: LaunchConfig, entrypoint: Entrypoint, args: Sequence[An
         duplicate_stderr_filters=config.duplicate_stderr_filters,
         virtual_local_rank=config.virtual_local_rank,
     )
+
+
+def _meeting_place(config: LaunchConfig) -> tuple[str, str]:
+    """The back end and its endpoint; one node that names no place has nobody to meet, whatever the back end would need."""
+    is_alone = config.max_nodes == 1 and not config.rdzv_endpoint.strip()
+    if is_alone and rdzv_registry.is_ours(config.rdzv_backend):
+        return defaults.BACKEND_ELASTIC, defaults.STANDALONE_ENDPOINT
+    return config.rdzv_backend, config.rdzv_endpoint
 
 
 def _make_agent(
@@ -215,8 +236,8 @@ def _get_addr_and_port(rdzv_parameters: RendezvousParameters) -> tuple[str | Non
         return None, None
     endpoint = rdzv_parameters.endpoint.strip()
     if not endpoint:
-        raise UsageError("the static back end needs an endpoint: give --master-addr and --master-port, or rdzv_endpoint")
+        raise bad_field("rdzv_endpoint", " is empty: the static back end needs the master's address and port, as host:port")
     address, port = parse_rendezvous_endpoint(endpoint, default_port=-1)
     if port == -1:
-        raise UsageError(f"the endpoint {endpoint!r} has no port: give --master-port, or rdzv_endpoint as host:port")
+        raise bad_field("rdzv_endpoint", f" {endpoint!r} has no port: the static back end needs one, as host:port")
     return address, port

@@ -26,11 +26,13 @@ from rallypoint.story.phases import DONE, RUNNING
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import TypeAlias
+
     from rallypoint.agent.capabilities import NoFolders
     from rallypoint.output.log_specs import DefaultLogsSpecs
     from rallypoint.timers.file_timer import FileTimerRequest
 
-    Folders = DefaultLogsSpecs | NoFolders
+    Folders: TypeAlias = DefaultLogsSpecs | NoFolders
 
 __all__ = ["RunRecord", "describe", "timer_event"]
 

@@ -29,7 +29,7 @@ from contextlib import contextmanager
 from types import FrameType
 
 from rallypoint.base import report
-from rallypoint.errors import SignalException
+from rallypoint.errors import signal_exception
 
 __all__ = ["SignalInbox", "inbox", "nudging", "parse_signal_names"]
 
@@ -182,7 +182,7 @@ class SignalInbox:
         """Once: what is cleaned up behind the call that was interrupted is not to be interrupted in turn."""
         if self._may_raise and (number := self.take()) is not None:
             self._may_raise = False
-            raise SignalException(f"received {number.name}", number)
+            raise signal_exception(f"received {number.name}", number)
 
     def fileno(self) -> int | None:
         """Readable when a signal has come; None where none can come."""
@@ -217,7 +217,7 @@ class SignalInbox:
     def raise_pending(self) -> None:
         number = self.take()
         if number is not None:
-            raise SignalException(f"received {number.name}", number)
+            raise signal_exception(f"received {number.name}", number)
 
     @contextmanager
     def interrupting(self) -> Iterator[None]:

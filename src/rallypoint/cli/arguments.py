@@ -135,10 +135,12 @@ def _meeting(args: SimpleNamespace, as_given: bool) -> dict[str, Any]:
     settings = _settings(args)
     if not as_given and is_standalone(args, least, most):
         least = most = 1
-        backend, endpoint, run_id = defaults.BACKEND_ELASTIC, "localhost:0", os.urandom(8).hex()
+        backend, endpoint, run_id = defaults.BACKEND_ELASTIC, defaults.STANDALONE_ENDPOINT, os.urandom(8).hex()
         settings = _elastic_settings(settings, 1, 1)
     else:
         settings = _settings_of_backend(args, settings, least, most)
+        if not as_given:
+            _check_endpoint(args)
         backend, endpoint, run_id = args.rdzv_backend, get_rdzv_endpoint(args), args.rdzv_id
     return {
         "min_nodes": least,
@@ -157,9 +159,17 @@ def _settings_of_backend(args: SimpleNamespace, settings: dict[str, Any], least:
             return {**settings, "rank": _static_rank(args, most)}
         case defaults.BACKEND_ELASTIC | defaults.BACKEND_PLUGIN:
             return _elastic_settings(_with_rank(args, settings), least, most)
-        case defaults.BACKEND_ETCD | defaults.BACKEND_ETCD_V2 | defaults.BACKEND_PLUGIN_ETCD:
+        case backend if backend in defaults.ETCD_BACKENDS:
             return _with_rank(args, settings)
     return settings
+
+
+def _check_endpoint(args: SimpleNamespace) -> None:
+    """Who names a back end on the command line that needs an endpoint has forgotten it, even for one node."""
+    if args.rdzv_backend in defaults.ETCD_BACKENDS and not args.rdzv_endpoint.strip():
+        from rallypoint.rendezvous.etcd import parse_endpoints
+
+        parse_endpoints(args.rdzv_endpoint)  # which says what is missing
 
 
 def is_standalone(args: SimpleNamespace, least: int, most: int) -> bool:

@@ -1,7 +1,7 @@
 """The command line of ``rallyrun``: every flag, once, and the parser.
 
-One table is read by the parser, and by `usage`, which makes ``--help``, the documentation page and the shell completions, so
-that none of them can drift from the others. Names and defaults of the flags that torchrun has are torchrun's; the others stand in
+One table is read by the parser, by `usage`, which makes ``--help`` and the documentation page, and by `completion`, so that none
+of them can drift from the others. Names and defaults of the flags that torchrun has are torchrun's; the others stand in
 groups of their own or say so. A flag's attribute in the parsed arguments is its name with underscores, and its environment
 variable is ``PET_`` and that attribute in capitals.
 
@@ -30,7 +30,10 @@ if TYPE_CHECKING:
 
     Kind = Literal["str", "int", "float", "flag", "choice", "list", "size"]
 
-__all__ = ["BY_NAME", "GROUPS", "OPTIONS", "Option", "closest", "complete", "is_given", "parse", "source", "split_list"]
+__all__ = [
+    "BY_NAME", "GROUPS", "OPTIONS", "Option", "closest", "complete", "is_given", "parse", "source", "source_of_field",
+    "split_list",
+]  # fmt: skip
 
 
 JOB, RENDEZVOUS, STATIC, WORKERS, WATCH, LOGS, ENDS, PROGRAM, ANSWERS = GROUPS = (
@@ -178,7 +181,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("--help", "flag", False, ANSWERS, "Show this help and exit.", short="-h", has_variable=False, answers=True),
     Option("--version", "flag", False, ANSWERS, "Show the version and exit.", has_variable=False, answers=True),
     Option("--print-completion", "choice", None, ANSWERS, "Print a completion script for this shell and exit.", "SHELL",
-           choices=("bash", "zsh", "tcsh"), has_variable=False, answers=True),
+           choices=("bash", "zsh", "fish", "tcsh"), has_variable=False, answers=True),
 )
 # fmt: on
 
@@ -218,6 +221,19 @@ def source(args: SimpleNamespace, dest: str) -> str:
     """Where this value came from, to be named in an error: the environment variable or the flag."""
     flag = "--" + dest.replace("_", "-")
     return BY_NAME[flag].variable if dest in args.from_environment else flag
+
+
+# Fields of LaunchConfig that are not called like the flag that fills them.
+_FLAGS_OF_FIELDS = {
+    "log_max_bytes": "log_max_size", "max_nodes": "nnodes", "min_nodes": "nnodes", "numa_options": "numa_binding",
+    "rdzv_configs": "rdzv_conf", "run_id": "rdzv_id",
+}  # fmt: skip
+
+
+def source_of_field(args: SimpleNamespace, field: str) -> str | None:
+    """Where the value of this field of the API came from, or None if no flag fills it."""
+    dest = _FLAGS_OF_FIELDS.get(field, field)
+    return source(args, dest) if "--" + dest.replace("_", "-") in BY_NAME else None
 
 
 def is_given(args: SimpleNamespace, dest: str) -> bool:
@@ -272,8 +288,35 @@ def _recognise(token: str) -> tuple[Option, str | None]:
     raise _unknown(name)
 
 
+# What users of other launchers write, where the most alike of our flags is another one; without dashes.
+_MEANT = {
+    word: flag
+    for flag, words in {
+        "--nproc-per-node": (
+            "n np nproc nprocs n-proc num-proc num-procs num-processes processes procs-per-node nprocs-per-node ntasks"
+            " ntasks-per-node workers num-workers world-size gpu gpus ngpu ngpus n-gpu n-gpus num-gpu num-gpus gpus-per-node"
+            " nproc-per-gpu devices num-devices cpus"
+        ),
+        "--nnodes": "N node nodes nnode n-nodes num-node num-nodes machines num-machines min-nodes max-nodes",
+        "--node-rank": "rank machine-rank group-rank node-id",
+        "--master-addr": "master master-address master-host main-process-ip",
+        "--master-port": "port main-process-port",
+        "--rdzv-backend": "backend",
+        "--rdzv-endpoint": "endpoint rdzv-addr rdzv-address rdzv-host",
+        "--rdzv-id": "id job-id run-id job-name",
+        "--rdzv-conf": "rdzv-config rdzv-configs conf",
+        "--max-restarts": "restarts retries max-retries",
+        "--log-dir": "logdir logs log-folder output-dir",
+        "--no-python": "no-python-script raw",
+        "--version": "v V",
+    }.items()
+    for word in words.split()
+}
+
+
 def _unknown(name: str) -> UsageError:
-    meant = closest(name.replace("_", "-"), [option.name for option in OPTIONS])
+    word = name.replace("_", "-").lstrip("-")
+    meant = _MEANT.get(word) or closest(f"--{word}", [option.name for option in OPTIONS])
     advice = f"did you mean {meant}?" if meant else "rallyrun --help lists the flags"
     return UsageError(f"unknown flag {name}: {advice} (Flags are not abbreviated; those of the script stand after it.)")
 

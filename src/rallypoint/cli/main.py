@@ -30,7 +30,6 @@ __all__ = [
     "parse_min_max_nnodes", "print_text", "rallypoint_main", "run", "run_script_path",
 ]  # fmt: skip
 
-_COMMANDS = ("run", "explain", "stacks")
 _LEVELS = {"DEBUG": 10, "INFO": 20, "WARN": 30, "WARNING": 30, "ERROR": 40, "CRITICAL": 50, "FATAL": 50}
 _SIGNAL_BASE = 128  # what shells add to the number of the signal that ended a process
 _SIGINT = 2
@@ -44,14 +43,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _launch(argv: Sequence[str] | None) -> int:
-    args = SimpleNamespace(pass_exit_code=False)
+    args = SimpleNamespace(pass_exit_code=False, from_environment=frozenset())
     try:
         args = parse_args(argv)
         if not args.training_script:
             return _answer(args)
         run(args)
     except (Exception, KeyboardInterrupt) as error:  # the process ends here, whatever it was
-        return _explain(error, args.pass_exit_code)
+        return _explain(error, args)
     return ExitCode.SUCCESS
 
 
@@ -78,8 +77,10 @@ def rallypoint_main(argv: Sequence[str] | None = None) -> int:
 
 
 def _refuse(command: str) -> int:
-    meant = command_line.closest(command, _COMMANDS)
-    advice = f"did you mean rallypoint {meant}?" if meant else f"the commands are: {', '.join(_COMMANDS)}"
+    from rallypoint.cli import usage
+
+    meant = command_line.closest(command, list(usage.COMMANDS))
+    advice = f"did you mean rallypoint {meant}?" if meant else f"the commands are: {', '.join(usage.COMMANDS)}"
     report.error(f"rallypoint: error: unknown command {command!r}; {advice}")
     return ExitCode.USAGE
 
@@ -137,13 +138,18 @@ def _answer(args: SimpleNamespace) -> int:
     """The flags that want an answer and no job."""
     if args.version:
         return print_text(_version("rallyrun"))
-    from rallypoint.cli import usage
+    if args.help:
+        from rallypoint.cli import usage
 
-    return print_text(usage.help_text() if args.help else usage.completion_script(args.print_completion))
+        return print_text(usage.help_text())
+    from rallypoint.cli import completion
+
+    return print_text(completion.script(args.print_completion))
 
 
-def _explain(error: BaseException, pass_exit_code: bool) -> int:
+def _explain(error: BaseException, args: SimpleNamespace) -> int:
     """Say what ended the job, and choose the exit code that tells it to a scheduler."""
+    pass_exit_code = args.pass_exit_code
     if errors.is_child_failure(error):
         report.error(str(error))
         return _first_cause(error) if pass_exit_code else ExitCode.WORKER_FAILED
@@ -162,8 +168,15 @@ def _explain(error: BaseException, pass_exit_code: bool) -> int:
         report.debug(_traceback(error))
         report.error(f"rallyrun: error: this host cannot run the workers: {_trouble(error)}")
     else:
-        report.error(f"rallyrun: error: {errors.in_words(error)}")
+        report.error(f"rallyrun: error: {_named_as_given(error, args)}")
     return code
+
+
+def _named_as_given(error: BaseException, args: SimpleNamespace) -> str:
+    """One line; a field of the API is called by the flag or the variable that filled it."""
+    text, field = errors.in_words(error), getattr(error, "field", "")
+    given_as = command_line.source_of_field(args, field) if field else None
+    return f"{given_as}{text.removeprefix(field)}" if given_as else text
 
 
 def _trouble(error: BaseException) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from rallypoint.base.records import Value
 
-__all__ = ["DIFFERENCES", "Difference"]
+__all__ = ["DIFFERENCES", "Difference", "markdown"]
 
 
 class Difference(Value):
@@ -175,6 +175,11 @@ _MEETING = (
         for word, truth in (("on", True), ("off", False))
     ),
     Difference(
+        f"{_RENDEZVOUS}.api", "rendezvous_handler_registry", "rendezvous.the_registry_of_the_process: a name of its own",
+        "a built-in back end's name cannot be registered", "it can be, once, and goes before ours",
+        "a program may bring its own back end under a name that its users know",
+    ),
+    Difference(
         f"{_RENDEZVOUS}.utils", "parse_rendezvous_endpoint", "rendezvous.endpoints: '::1'",
         "host ':' and port 1", "host '::1' and the default port", "it is an IPv6 address",
     ),
@@ -222,3 +227,14 @@ _STORES_AND_TIMERS = (
 )  # fmt: skip
 
 DIFFERENCES = _SURFACE + _PROCESSES + _FAILURES + _MEETING + _STORES_AND_TIMERS
+
+
+def markdown() -> str:
+    """A table for the documentation: one row for each name and difference; one that several facts show has one row."""
+    rows = dict.fromkeys(map(_row, DIFFERENCES))
+    return "\n".join(["| name | torch | rallypoint | because |", "|---|---|---|---|", *rows])
+
+
+def _row(one: Difference) -> str:
+    name = f"`{one.module.removeprefix('torch.distributed.')}.{one.name}`"
+    return "| " + " | ".join(text.replace("|", "\\|") for text in (name, one.torch, one.ours, one.why)) + " |"

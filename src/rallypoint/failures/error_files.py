@@ -24,14 +24,16 @@ from rallypoint.base import defaults, environment
 TYPE_CHECKING = False  # spares workers the import of typing
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from types import TracebackType
     from typing import Any, ParamSpec, TypeVar
 
     _P = ParamSpec("_P")
     _R = TypeVar("_R")
 
-__all__ = ["ErrorHandler", "get_error_handler", "read_error_file", "record", "record_quietly"]
+__all__ = ["ErrorHandler", "get_error_handler", "read_error_file", "record", "record_quietly", "users_traceback"]
 
 _ERROR_FILE_BYTES_MAX = 16 * 1024 * 1024
+_CALLERS = (__name__, "rallypoint.processes.function_worker")  # of the user's function
 
 
 class ErrorHandler:
@@ -106,6 +108,7 @@ class ErrorHandler:
 
 
 def get_error_handler() -> ErrorHandler:
+    """The handler that `record` uses where it is given none."""
     return ErrorHandler()
 
 
@@ -192,9 +195,17 @@ def _error_data(error: BaseException) -> dict[str, Any]:
     import traceback
 
     now_ns = time.time_ns()
-    stack = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    stack = "".join(traceback.format_exception(type(error), error, users_traceback(error)))
     times = {"timestamp": str(now_ns // 1_000_000_000), "timestamp_ns": str(now_ns)}
     return {"message": {"message": _one_text(error), "extraInfo": {"py_callstack": stack, **times}}}
+
+
+def users_traceback(error: BaseException) -> TracebackType | None:
+    """Where the user's own code begins; that we called it tells nobody anything."""
+    step = error.__traceback__
+    while step is not None and step.tb_frame.f_globals.get("__name__") in _CALLERS:
+        step = step.tb_next
+    return step
 
 
 def _one_text(error: BaseException) -> str:

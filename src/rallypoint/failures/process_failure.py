@@ -18,6 +18,7 @@ from itertools import groupby
 
 from rallypoint.base.records import Record, field
 from rallypoint.base.text import ranges
+from rallypoint.errors import UsageError, plainly_told
 from rallypoint.failures.tracebacks import (
     Frame,
     Traceback,
@@ -160,6 +161,8 @@ class ChildFailedError(Exception):
     `failures` maps global ranks to what is known of them.
     """
 
+    _render_traceback_ = plainly_told
+
     def __init__(self, name: str, failures: dict[int, ProcessFailure]) -> None:
         super().__init__(name, failures)  # both, so that the error survives pickling
         self.name = name
@@ -174,8 +177,6 @@ class ChildFailedError(Exception):
     def get_first_failure(self) -> tuple[int, ProcessFailure]:
         """The rank that failed first by the failures' timestamps, and how; within a second, as far as is known."""
         if not self.failures:
-            from rallypoint.errors import UsageError
-
             raise UsageError(f"{self.name} failed, but no worker's failure is known")
         rank = min(self.failures, key=lambda rank: (self.failures[rank].timestamp, self.failures[rank].failed_at, rank))
         return rank, self.failures[rank]

@@ -2,4 +2,25 @@
 
 from __future__ import annotations
 
-__all__: list[str] = []
+from rallypoint import _lazily
+
+TYPE_CHECKING = bool()  # see rallypoint
+if TYPE_CHECKING:
+    from rallypoint.health.server import HealthCheckServer, create_healthcheck_server
+
+__all__ = [
+    "HealthCheckServer",
+    "create_healthcheck_server",
+]
+
+_HOMES = {
+    "HealthCheckServer": "health.server",
+    "create_healthcheck_server": "health.server",
+}
+
+if not TYPE_CHECKING:
+    __getattr__ = _lazily(__name__, _HOMES)
+
+
+def __dir__() -> list[str]:
+    return __all__

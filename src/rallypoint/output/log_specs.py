@@ -28,7 +28,7 @@ from rallypoint.base import defaults, environment, report
 from rallypoint.base.outbox import Deputy
 from rallypoint.base.records import Record, Value, field
 from rallypoint.base.signals import inbox
-from rallypoint.errors import NotAFolderError, UsageError
+from rallypoint.errors import NotAFolderError, UsageError, bad_field
 
 __all__ = ["DefaultLogsSpecs", "LogFolder", "LogsDest", "LogsSpecs", "Std", "check_log_dir", "file_clerk", "open_log", "to_map"]
 
@@ -241,7 +241,7 @@ class DefaultLogsSpecs(LogsSpecs):
             path = file_clerk.do(lambda: self._make_folders(run_id, restart_count, ranks), timeout_s, inbox.raise_pending)
         except OSError as error:
             if not self._has_worked:
-                culprit = defaults.ENV_TMPDIR if self.is_temporary else "--log-dir"
+                culprit = defaults.ENV_TMPDIR if self.is_temporary else "log_dir"
                 raise _log_dir_error(self.root_log_dir, error.strerror or str(error), culprit) from error
             if not self._is_troubled:
                 report.warn(f"the workers run without log files, as none can be made in {self.run_log_dir}: {error.strerror}")
@@ -324,9 +324,10 @@ def check_log_dir(log_dir: str | None) -> None:
         raise _log_dir_error(log_dir, f"{os.strerror(reason)} in {nearest}")
 
 
-def _log_dir_error(log_dir: str, reason: str, culprit: str = "--log-dir") -> UsageError:
+def _log_dir_error(log_dir: str, reason: str, culprit: str = "log_dir") -> UsageError:
     kind = NotAFolderError if os.path.exists(log_dir) and not os.path.isdir(log_dir) else UsageError
-    return kind(f"{culprit}: no logs can be written under {log_dir!r}: {reason}. Name a folder that you may write to.")
+    problem = f": no logs can be written under {log_dir!r}: {reason}. Name a folder that you may write to."
+    return bad_field(culprit, problem, kind)
 
 
 def _temporary_path() -> str:

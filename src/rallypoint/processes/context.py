@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from rallypoint.base import defaults, outbox
 from rallypoint.base.records import Record, field
 from rallypoint.base.signals import inbox
-from rallypoint.errors import RankError, SignalException
+from rallypoint.errors import RankError, signal_exception
 from rallypoint.output.log_specs import LogsDest, LogsSpecs
 
 TYPE_CHECKING = False
@@ -152,7 +152,7 @@ class PContext(ABC):
                 left = inbox.end() if self._is_watching else None
                 outbox.end_duty()
             if left is not None:
-                raise SignalException(f"received {left.name} while the processes were being ended", left)
+                raise signal_exception(f"received {left.name} while the processes were being ended", left)
 
     def news_fd(self) -> int | None:
         """Readable when a process may have ended; None where only polling tells."""

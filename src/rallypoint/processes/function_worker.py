@@ -6,7 +6,8 @@ file, as for a decorated script; the exit code is the one that a script would ha
 A function and its arguments are packed for another interpreter by multiprocessing's own pickling, with the same preparation (the
 path, ``__main__`` of a script), so whatever can be sent to a ``multiprocessing.Process`` can be sent here. A function that pickle
 cannot name, such as a lambda or one from a notebook, is sent by value where ``cloudpickle`` is installed. The parcel lies in a
-memory file: it needs no reader while it is written.
+memory file: it needs no reader while it is written. With a function from a notebook go the lines of its cells, so that a
+traceback can show them.
 
 The workers of an agent leave together: see `_stay`.
 """
@@ -23,9 +24,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, BinaryIO, NamedTuple, NoReturn
 
-from rallypoint.base import defaults
+from rallypoint.base import defaults, environment
 from rallypoint.errors import UsageError
-from rallypoint.failures.error_files import record
+from rallypoint.failures.error_files import get_error_handler, record, record_quietly, users_traceback
 from rallypoint.processes.kernel import stat_fields
 from rallypoint.processes.warden import Warden
 
@@ -55,7 +56,7 @@ def pack(content: Any, name: str) -> Parcel:
     main_can_be_imported = "init_main_from_name" in preparation or "init_main_from_path" in preparation
     tracker_fd = _tracker_fd()
     with _collecting_fds() as passed:
-        head = pickle.dumps((preparation, tracker_fd))
+        head = pickle.dumps((preparation, tracker_fd, {} if main_can_be_imported else _typed_in()))
         body = _pickle_content(content, main_can_be_imported)
     fd = os.memfd_create("parcel", os.MFD_CLOEXEC)
     with os.fdopen(os.dup(fd), "wb") as file:
@@ -87,7 +88,7 @@ def _have_cloudpickle() -> bool:
 
 
 def _pickle_by_value(content: Any, reason: str) -> bytes:
-    name = getattr(content[0], "__qualname__", repr(content[0]))
+    name = _name_of(content[0])
     if not _have_cloudpickle():
         raise UsageError(
             f"the function {name} or its arguments cannot be sent to a new process: {reason}. Define it at the top level of a "
@@ -112,6 +113,13 @@ def _cloudpickle(content: Any) -> bytes:
     pickler = type("Pickler", (cloudpickle.Pickler,), {"dispatch_table": table})  # it is looked up in the class
     pickler(buffer).dump(content)
     return buffer.getvalue()
+
+
+def _typed_in() -> dict[str, Any]:
+    """What was typed into this session, as `linecache` has it: by names that look like files, and without a time of change."""
+    import linecache
+
+    return {name: entry for name, entry in linecache.cache.items() if len(entry) == 4 and entry[1] is None}
 
 
 class _Spawning:
@@ -245,9 +253,13 @@ def _reset_signals() -> None:
 
 def _call(fn: Callable[..., Any], args: tuple[Any, ...], local_rank: int, line_fd: int, result_fd: int) -> None:
     """Run the function, with its failure recorded, leave what it returned, and stay until all have."""
-    result = record(fn)(*args)
+    try:
+        result = record(fn)(*args)
+    except Exception as error:  # whatever it is, it ends the worker, and is in the error file
+        _show(error)
+        raise SystemExit(1) from None
     with os.fdopen(result_fd, "wb") as file:
-        file.write(_pickle_result(result))
+        file.write(_pickle_result(fn, result))
     _stay(local_rank, line_fd)
 
 
@@ -273,20 +285,48 @@ def read_rank(line: _socket.socket) -> int | None:
         return None
 
 
-def _pickle_result(result: Any) -> bytes:
+def _show(error: Exception) -> None:
+    """As the interpreter would; but it does not know the lines of a notebook, and would show ours."""
+    error.__traceback__ = users_traceback(error)
+    if sys.excepthook is not sys.__excepthook__:  # the program has its own way
+        sys.excepthook(type(error), error, error.__traceback__)
+        return
+    import traceback
+
+    traceback.print_exception(type(error), error, error.__traceback__)
+
+
+def _pickle_result(fn: Callable[..., Any], result: Any) -> bytes:
     """By name where that can be, else by value where ``cloudpickle`` is installed."""
     import pickle
 
     try:
         return pickle.dumps(result)
-    except Exception:  # pickling runs the code of every object in the result, which may raise anything
+    except Exception as error:  # pickling runs the code of every object in the result, which may raise anything
+        reason = error
+    if _have_cloudpickle():
+        import cloudpickle
+
         try:
-            import cloudpickle
-        except ImportError:
-            pass
-        else:
             return bytes(cloudpickle.dumps(result))
-        raise
+        except Exception as error:  # as above
+            reason = error
+    rank = environment.text(defaults.ENV_RANK, "?")
+    problem = TypeError(
+        f"{_name_of(fn)} returned {_kind_of(result)} on rank {rank}, which cannot be sent to the launcher ({reason});"
+        f" return plain data, or write it to a file and return the path"
+    )
+    record_quietly(get_error_handler(), problem)
+    raise SystemExit(1 if environment.text(defaults.ENV_ERROR_FILE) else f"TypeError: {problem}")
+
+
+def _name_of(fn: Callable[..., Any]) -> str:
+    return getattr(fn, "__qualname__", repr(fn))
+
+
+def _kind_of(value: object) -> str:
+    kind = type(value)
+    return f"a {kind.__qualname__}" if kind.__module__ == "builtins" else f"a {kind.__module__}.{kind.__qualname__}"
 
 
 def read_result(rank: int, result_fd: int) -> Any:
@@ -311,7 +351,11 @@ def _unpack(parcel: BinaryIO) -> Any:
     current: Any = process.current_process()
     current._inheriting = True  # a script without a __main__ guard is told so, instead of starting itself for ever
     try:
-        preparation, tracker_fd = pickle.load(parcel)
+        preparation, tracker_fd, typed_in = pickle.load(parcel)
+        if typed_in:
+            import linecache
+
+            linecache.cache.update(typed_in)
         if tracker_fd is not None:
             resource_tracker._resource_tracker._fd = tracker_fd  # type: ignore[attr-defined]
         spawn.prepare(preparation)

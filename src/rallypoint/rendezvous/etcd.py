@@ -17,7 +17,7 @@ from rallypoint.coordination.engine import Coordination, CoordinationError, Unre
 from rallypoint.coordination.etcd.engine import EtcdCoordination
 from rallypoint.coordination.etcd.gateway import EtcdAccess
 from rallypoint.coordination.model import Event, Item, Transaction
-from rallypoint.errors import UsageError
+from rallypoint.errors import UsageError, bad_field
 from rallypoint.net.endpoint import parse_rendezvous_endpoint
 from rallypoint.protocol.generation import MayReturn, clearing
 from rallypoint.rendezvous.dynamic import DynamicRendezvous
@@ -124,7 +124,8 @@ def parse_endpoints(endpoint: str) -> tuple[tuple[str, int], ...]:
     """Every member of ``a:2379,b,c``; without a port it is etcd's usual one."""
     names = [name for name in map(str.strip, endpoint.split(",")) if name]
     if not names:
-        raise UsageError("the etcd back end needs an endpoint: --rdzv-endpoint host:2379, or several of them behind commas")
+        problem = " is empty: the etcd back end needs an endpoint, as host:2379, or several of them with commas between them"
+        raise bad_field("rdzv_endpoint", problem)
     return tuple(parse_rendezvous_endpoint(name, defaults.ETCD_PORT) for name in names)
 
 
@@ -293,8 +294,7 @@ def _bootstrap(access: EtcdAccess, run_id: str) -> Bootstrap:
 
 def _check_run_id(run_id: str) -> None:
     if run_id == defaults.RUN_ID_CLI:
-        raise UsageError(
-            f"--rdzv-id is {run_id!r}: a cluster serves many jobs, and those without a name would meet; name this one"
-        )
+        problem = f" is {run_id!r}: a cluster serves many jobs, and those without a name would meet; name this one"
+        raise bad_field("run_id", problem)
     if "/" in run_id:
-        raise UsageError(f"--rdzv-id is {run_id!r}: in etcd a job's keys stand under its name, which cannot have a slash")
+        raise bad_field("run_id", f" is {run_id!r}: in etcd a job's keys stand under its name, which cannot have a slash")

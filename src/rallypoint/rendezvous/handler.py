@@ -42,6 +42,7 @@ __all__ = [
     "RendezvousStoreInfo",
     "RendezvousTimeoutError",
     "WakingHandler",
+    "registry_of_the_process",
     "rendezvous_handler_registry",
 ]
 
@@ -208,10 +209,11 @@ RendezvousHandlerCreator = Callable[[RendezvousParameters], RendezvousHandler]
 
 
 class RendezvousHandlerRegistry:
-    """Which creator stands behind which back end's name."""
+    """Which creator stands behind which back end's name; the one of this process knows those that nobody has registered too."""
 
     def __init__(self) -> None:
         self._registry: dict[str, RendezvousHandlerCreator] = {}
+        self._find_elsewhere: Callable[[str], RendezvousHandlerCreator] | None = None
 
     def __contains__(self, backend: str) -> bool:
         return backend in self._registry
@@ -230,15 +232,31 @@ class RendezvousHandlerRegistry:
 
     def create_handler(self, params: RendezvousParameters) -> RendezvousHandler:
         """The handler that `params` ask for."""
-        creator = self._registry.get(params.backend)
-        if creator is None:
-            raise UsageError(
-                f"rendezvous backend {params.backend!r} is not registered; those that are: {', '.join(self.names()) or 'none'}"
-            )
-        handler = creator(params)
+        handler = self._creator_of(params.backend)(params)
         if handler.get_backend() != params.backend:
             raise RuntimeError(f"asked for rendezvous backend {params.backend!r}, its creator made a {handler.get_backend()!r}")
         return handler
 
+    def _creator_of(self, backend: str) -> RendezvousHandlerCreator:
+        creator = self._registry.get(backend)
+        if creator is not None:
+            return creator
+        if self._find_elsewhere is not None:
+            return self._find_elsewhere(backend)
+        raise UsageError(f"rendezvous backend {backend!r} is not registered; those that are: {', '.join(self.names()) or 'none'}")
 
-rendezvous_handler_registry = RendezvousHandlerRegistry()
+
+def registry_of_the_process() -> RendezvousHandlerRegistry:
+    """Empty, so that a program may register a name of its own choice; whom it lacks, `registry` knows or finds."""
+
+    def find_creator(backend: str) -> RendezvousHandlerCreator:
+        from rallypoint.rendezvous import registry
+
+        return registry.find_creator(backend)
+
+    made = RendezvousHandlerRegistry()
+    made._find_elsewhere = find_creator
+    return made
+
+
+rendezvous_handler_registry = registry_of_the_process()

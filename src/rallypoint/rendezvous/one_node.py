@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from rallypoint.base import defaults, environment
 from rallypoint.base.text import many
-from rallypoint.errors import RendezvousClosedError, UsageError
+from rallypoint.errors import RendezvousClosedError, UsageError, bad_field
 from rallypoint.net.endpoint import parse_rendezvous_endpoint
 from rallypoint.rendezvous.handler import (
     RendezvousHandler,
@@ -139,19 +139,20 @@ def create_rdzv_handler(params: RendezvousParameters) -> RendezvousHandler:
     """The static handler for `params`, of any number of nodes, whose rank is one of its settings."""
     rank = params.get_as_int("rank")
     if rank is None:
-        raise UsageError("the static rendezvous needs the rank of this node; give --node-rank")
+        raise bad_field("rdzv_configs", ": the static rendezvous needs the rank of this node, as rank")
     if not params.endpoint.strip():
-        raise UsageError("the static rendezvous needs an endpoint; give --master-addr and --master-port")
+        raise bad_field("rdzv_endpoint", " is empty: the static rendezvous needs the master's address and port, as host:port")
     address, port = parse_rendezvous_endpoint(params.endpoint, NO_PORT)
     if port == NO_PORT:
-        raise UsageError(f"the static rendezvous needs a port, and the endpoint {params.endpoint!r} has none; give --master-port")
+        raise bad_field("rdzv_endpoint", f" {params.endpoint!r} has no port: the static rendezvous needs one, as host:port")
     timeout_s = params.get_as_int("timeout")
     if timeout_s is None:
         timeout_s = defaults.RDZV_TIMEOUT_S
     if params.max_nodes == 1:
         settings = read_worker_store_settings(params.config, environment.own)
         if any(settings.ports):
-            raise UsageError("static rendezvous: the workers' store is at the master port; leave --worker-store-port out")
+            problem = " cannot be given: with static rendezvous the workers' store is at the master port"
+            raise bad_field("worker_store_port", problem)
         worker_store = WorkerStore(settings)
         return StaticTCPRendezvous(address, port, rank, 1, params.run_id, timeout_s, worker_store=worker_store)
     _check(rank, params.max_nodes, timeout_s)

@@ -2,7 +2,7 @@
 
 Built-in back ends are imported when they are asked for. Plug-ins, the entry points of ``torchrun.handlers``, are looked up only
 when the name is not built in: listing what is installed takes longer than starting a job. A back end that the user's own program
-has registered goes before both.
+has registered goes before both. `rendezvous_handler_registry` asks here for every name that the program has not registered.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-__all__ = ["check_backend", "get_rendezvous_handler"]
+__all__ = ["available", "check_backend", "find_creator", "get_rendezvous_handler", "is_ours"]
 
 
 def _create_static(params: RendezvousParameters) -> RendezvousHandler:
@@ -58,8 +58,6 @@ BUILT_IN: dict[str, RendezvousHandlerCreator] = {
 
 def get_rendezvous_handler(params: RendezvousParameters) -> RendezvousHandler:
     """The handler for `params.backend`."""
-    if params.backend not in rendezvous_handler_registry:
-        rendezvous_handler_registry.register(params.backend, _find_creator(params.backend))
     return rendezvous_handler_registry.create_handler(params)
 
 
@@ -69,7 +67,18 @@ def check_backend(name: str) -> None:
         raise _unknown(name)
 
 
-def _find_creator(name: str) -> RendezvousHandlerCreator:
+def is_ours(name: str) -> bool:
+    """Whether a back end of rallypoint's own answers to this name in this process."""
+    return name in BUILT_IN and name not in rendezvous_handler_registry
+
+
+def available() -> list[str]:
+    """Every back end that can be named: built in, registered by the program, or installed as a plug-in."""
+    return sorted({*BUILT_IN, *rendezvous_handler_registry.names(), *_plug_ins()})
+
+
+def find_creator(name: str) -> RendezvousHandlerCreator:
+    """The creator of a back end that the program has not registered: a built-in one, else a plug-in's."""
     creator = BUILT_IN.get(name)
     if creator is not None:
         return creator
@@ -96,5 +105,4 @@ def _load(plug_in: EntryPoint) -> RendezvousHandlerCreator:
 
 
 def _unknown(name: str) -> UsageError:
-    known = ", ".join(sorted({*BUILT_IN, *rendezvous_handler_registry.names(), *_plug_ins()}))
-    return UsageError(f"there is no rendezvous backend {name!r}; available: {known}")
+    return UsageError(f"there is no rendezvous backend {name!r}; available: {', '.join(available())}")

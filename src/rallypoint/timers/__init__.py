@@ -12,9 +12,9 @@ does not pay for servers.
 
 from __future__ import annotations
 
-import importlib
+from rallypoint import _lazily
 
-TYPE_CHECKING = False
+TYPE_CHECKING = bool()  # see rallypoint
 if TYPE_CHECKING:
     from rallypoint.timers.file_server import FileTimerServer
     from rallypoint.timers.file_timer import FileTimerClient, FileTimerRequest
@@ -35,17 +35,21 @@ __all__ = [
 ]
 
 _HOMES = {
-    "FileTimerClient": "file_timer",
-    "FileTimerRequest": "file_timer",
-    "FileTimerServer": "file_server",
-    "LocalTimerClient": "local_timer",
-    "LocalTimerServer": "local_timer",
+    "FileTimerClient": "timers.file_timer",
+    "FileTimerRequest": "timers.file_timer",
+    "FileTimerServer": "timers.file_server",
+    "LocalTimerClient": "timers.local_timer",
+    "LocalTimerServer": "timers.local_timer",
+    "TimerClient": "timers.interface",
+    "TimerRequest": "timers.interface",
+    "TimerServer": "timers.interface",
+    "configure": "timers.interface",
+    "expires": "timers.interface",
 }
 
+if not TYPE_CHECKING:
+    __getattr__ = _lazily(__name__, _HOMES)
 
-def __getattr__(name: str) -> object:
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"{__name__}.{_HOMES.get(name, 'interface')}"), name)
-    globals()[name] = value
-    return value
+
+def __dir__() -> list[str]:
+    return __all__

@@ -200,6 +200,22 @@ def the_registry() -> dict[str, Any]:
 
 
 @case
+def the_registry_of_the_process() -> dict[str, Any]:
+    from torch.distributed.elastic.rendezvous import rendezvous_handler_registry as registry
+
+    facts: dict[str, Any] = {"unknown": outcome(registry.create_handler, parameters(backend="nobody"), words=("nobody",))}
+    for backend, more in {"c10d": {}, "static": {"rank": 0}}.items():
+        with free_endpoint() as endpoint:
+            handler = registry.create_handler(parameters(backend=backend, endpoint=endpoint, **more))
+            facts[backend] = [handler.get_backend(), handler.get_run_id()]
+            handler.shutdown()
+    facts["a name of its own"] = outcome(registry.register, "c10d", mock.MagicMock())
+    if "value" in facts["a name of its own"]:
+        del registry._registry["c10d"]
+    return facts
+
+
+@case
 def handlers_by_name() -> dict[str, Any]:
     from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
