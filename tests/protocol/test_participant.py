@@ -218,7 +218,9 @@ class TestLosing:
         stage.lose("a", "vouched")
         stage.settle()
         assert stage.leader() in ("b", "c")
-        assert signal(stage, 1) == job.Signal("loss", "a was lost: not heard of in time", stage.nodes[stage.leader()].record.name)
+        assert signal(stage, 1) == job.Signal(
+            "loss", "node 0 (a, rank 0) was lost: not heard of in time", stage.nodes[stage.leader()].record.name
+        )
         stage.ready("b", "c")
         stage.pass_time(1.0)
         assert stage.generation().nodes == 2

@@ -19,9 +19,9 @@ from rallypoint.cli.command_line import closest
 from rallypoint.cli.main import print_text
 from rallypoint.errors import ExitCode, UsageError
 from rallypoint.story import phases
-from rallypoint.story.event_logs import select
+from rallypoint.story.event_logs import look_around, select
 from rallypoint.story.event_records import ENDED
-from rallypoint.story.story import Account, Entry, NodeRun, Story, duration, sentence, tell
+from rallypoint.story.story import Account, Entry, NodeRun, Story, duration, launches, sentence, tell
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -58,13 +58,16 @@ def explain_main(argv: Sequence[str]) -> int:
         if flags & {"--help", "-h"}:
             return print_text(USAGE)
         chosen = select(paths, show_all="--all" in flags)
-        story = tell(chosen.logs, show_all="--all" in flags)
+        present = look_around(chosen.logs, time.time() * 1000)
+        *earlier, story = (tell(logs, "--all" in flags, present) for logs in launches(chosen.logs))
     except UsageError as error:
         print(f"rallypoint explain: error: {clip(str(error), 10_000)}", file=sys.stderr)
         return ExitCode.USAGE
     if chosen.left_out:
         story = story.replace(notes=(*story.notes, chosen.left_out))
-    return print_text(json.dumps(document(story), indent=2) if "--json" in flags else render(story))
+    if "--json" in flags:
+        return print_text(json.dumps({**document(story), "earlier": [document(one) for one in earlier]}, indent=2))
+    return print_text("\n\n\n".join(map(render, [*earlier, story])))
 
 
 def _read_arguments(argv: Sequence[str]) -> tuple[set[str], list[str]]:
@@ -92,11 +95,14 @@ def render(story: Story) -> str:
 
 
 def _header(story: Story) -> str:
-    ending = {True: "succeeded", False: "did not succeed", None: "has no end"}[story.outcome.succeeded]
+    outcome = story.outcome
+    ending = {True: "succeeded", False: "did not succeed", None: "has no end"}[outcome.succeeded]
+    end = "is still running" if outcome.is_running else f"{ending}: {outcome.why or 'no reason is told'}"
     names = ", ".join(run.node for run in story.runs[:_NAMED_MAX])
     more = f" and {len(story.runs) - _NAMED_MAX} more" if len(story.runs) > _NAMED_MAX else ""
-    lines = [f"run {story.run_id or '(of an unknown id)'} {ending}: {story.outcome.why or 'no reason is told'}"]
-    lines.append(f"from {_date(story.begin_ms)} for {duration(_since_s(story, story.end_ms))}")
+    lines = [f"run {story.run_id or '(of an unknown id)'} {end}"]
+    so_far = f" so far; goodput {story.total.goodput:.1%}" if outcome.is_running else ""
+    lines.append(f"from {_date(story.begin_ms)} for {duration(_since_s(story, story.end_ms))}{so_far}")
     lines.append(f"{many(len(story.runs), 'agent')}: {names}{more}")
     return "\n".join(_wrap(line, "", "  ") for line in lines)
 
@@ -154,7 +160,9 @@ def _is_open(run: NodeRun) -> bool:
 
 
 def _remarks(story: Story) -> Iterator[str]:
-    if any(map(_is_open, story.runs)):
+    if any(run.runs_at_ms is not None for run in story.runs):
+        yield "* still running: counted up to now"
+    if any(_is_open(run) and run.runs_at_ms is None for run in story.runs):
         yield "* killed or still running: counted up to the last event"
     untold = [(run.node, run.account.untold_s) for run in story.runs if run.account.untold_s]
     for node, untold_s in untold:
@@ -172,6 +180,7 @@ def document(story: Story) -> dict[str, Any]:
         "schema": SCHEMA,
         "run_id": story.run_id,
         "succeeded": story.outcome.succeeded,
+        "is_running": story.outcome.is_running,
         "why": story.outcome.why,
         "begin_ms": round(story.begin_ms),
         "end_ms": round(story.end_ms),

@@ -32,7 +32,6 @@ __all__ = [
 
 _COMMANDS = ("run", "explain", "stacks")
 _LEVELS = {"DEBUG": 10, "INFO": 20, "WARN": 30, "WARNING": 30, "ERROR": 40, "CRITICAL": 50, "FATAL": 50}
-_SIGNAL_BASE = 128  # what shells add to the number of the signal that ended a process
 _SIGINT = 2
 _LAST_LINES_S = 60.0  # for a console that takes its time, as a pager does
 _LAST_LINES_AFTER_A_SIGNAL_S = 5.0
@@ -51,7 +50,10 @@ def _launch(argv: Sequence[str] | None) -> int:
             return _answer(args)
         run(args)
     except (Exception, KeyboardInterrupt) as error:  # the process ends here, whatever it was
-        return _explain(error, args.pass_exit_code)
+        code = _explain(error, args.pass_exit_code)
+        if code != ExitCode.USAGE and not isinstance(error, errors.SignalException | errors.JobStoppedError | KeyboardInterrupt):
+            _point_to_story()
+        return code
     return ExitCode.SUCCESS
 
 
@@ -90,7 +92,7 @@ def _speaking(work: Callable[[], int]) -> int:
     outbox.begin_duty()
     try:
         code = work()
-        _await_readers(_LAST_LINES_AFTER_A_SIGNAL_S if code > _SIGNAL_BASE else _LAST_LINES_S)
+        _await_readers(_LAST_LINES_AFTER_A_SIGNAL_S if code > ExitCode.SIGNAL_BASE else _LAST_LINES_S)
         return code
     finally:
         outbox.end_duty(0.0)
@@ -143,9 +145,9 @@ def _explain(error: BaseException, pass_exit_code: bool) -> int:
             report.error(f"rallyrun: error: {error}")
             return _first_cause(error)
         case errors.SignalException():
-            return _SIGNAL_BASE + int(error.sigval)
+            return ExitCode.SIGNAL_BASE + int(error.sigval)
         case KeyboardInterrupt():
-            return _SIGNAL_BASE + _SIGINT
+            return ExitCode.SIGNAL_BASE + _SIGINT
     code = errors.exit_code(error)
     if code == ExitCode.INTERNAL:
         return _confess(error)
@@ -155,6 +157,16 @@ def _explain(error: BaseException, pass_exit_code: bool) -> int:
     else:
         report.error(f"rallyrun: error: {errors.in_words(error)}")
     return code
+
+
+def _point_to_story() -> None:
+    """Where the run has left its events, the last line says how to read them."""
+    files = sys.modules.get("rallypoint.story.event_file")  # if it is not loaded, there was no run
+    path = files.current.path if files is not None and files.current is not None else ""
+    if path:
+        import shlex
+
+        report.info(f"for what happened, and when: rallypoint explain {shlex.quote(os.path.dirname(path))}")
 
 
 def _trouble(error: BaseException) -> str:
@@ -172,7 +184,7 @@ def _first_cause(error: Any) -> int:
     code = error.cause_exitcode
     if code is None:
         code = int(error.get_first_failure()[1].exitcode) if error.failures else ExitCode.WORKER_FAILED
-    return _SIGNAL_BASE - code if code < 0 else code or ExitCode.WORKER_FAILED
+    return ExitCode.SIGNAL_BASE - code if code < 0 else code or ExitCode.WORKER_FAILED
 
 
 def _confess(error: BaseException) -> int:
