@@ -1,10 +1,10 @@
 """The examples in the documentation work: they are run, page by page, each page in an empty folder.
 
 A comment before a code block says what it is: ``<!-- file: NAME -->`` is written to that file, ``<!-- run -->`` is run by bash
-(``<!-- run: CODE -->`` must end with that code, and finds a free port in ``PORT``), and every line of ``<!-- prints -->`` must be
-among those that the run before it printed, where ``…`` stands for anything. ``<!-- shows -->`` is all that it printed, from the box
-on where there is one, but for what differs each time, such as process ids; ``python -m tests.docs.test_examples PAGE`` writes these
-blocks anew.
+(``<!-- run: CODE -->`` must end with that code, and finds a free port in ``PORT``), and every line of ``<!-- prints -->`` must
+be among those that the run before it printed, where ``…`` stands for anything. ``<!-- shows -->`` is all that it printed, from
+the box on where there is one, but for what differs each time, such as process ids; ``python -m tests.docs.test_examples PAGE``
+writes these blocks anew.
 """
 
 from __future__ import annotations

@@ -254,7 +254,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         return RunResult(WorkerState.SUCCEEDED, {global_rank[local]: value for local, value in ended.return_values.items()})
 
     def _see_who_follows(self, result: RunResult) -> RunResult:
-        """Where a restart may be left, it is not put off for that; nor is it of interest where we have ended a worker ourselves."""
+        """A restart that may be left is not put off for that; nor is it of interest where we have ended a worker ourselves."""
         is_last = self._own_restarts.are_surely_spent(self._remaining_restarts)
         if not is_last or any(one.ended_on_purpose for one in result.failures.values()):
             return result
@@ -266,7 +266,7 @@ class LocalElasticAgent(SimpleElasticAgent):
     def _hear_last_words(self) -> None:
         global_rank = {worker.local_rank: worker.global_rank for worker in self._worker_group.workers}
         said = hold_on(self._pcontext).last_words
-        late = {global_rank[local]: one for local, one in said.items() if one.traceback()}  # with a bare exit code, some just stop
+        late = {global_rank[local]: one for local, one in said.items() if one.traceback()}  # a bare exit code is how some stop
         if not late:
             return
         kinds = {one.kind for one in self._last_result.failures.values()}
