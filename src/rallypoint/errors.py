@@ -34,6 +34,7 @@ import signal
 import sys
 
 __all__ = [
+    "SIGNAL_BASE",
     "ExitCode",
     "HostLimitError",
     "JobFailedError",
@@ -71,7 +72,9 @@ class ExitCode:
     RENDEZVOUS_FAILED = 3  # the nodes did not meet; running it again may help
     HOST_UNUSABLE = 4  # this host cannot run the workers; use another
     INTERNAL = 70  # a bug of ours
-    SIGNAL_BASE = 128  # what shells add to the number of the signal that ended a process
+
+
+SIGNAL_BASE = 128  # what shells add to the number of the signal that ended a process
 
 
 class RallypointError(Exception):
@@ -215,7 +218,7 @@ _CODES: tuple[tuple[type[BaseException], int], ...] = (
 def exit_code(error: BaseException) -> int:
     """What a scheduler is told about it, where it is neither a signal nor the failure of a worker of ours."""
     if isinstance(error, JobStoppedError):
-        return ExitCode.SIGNAL_BASE + error.sigval
+        return SIGNAL_BASE + error.sigval
     for kind, code in _CODES:
         if isinstance(error, kind):
             return code

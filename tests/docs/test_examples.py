@@ -57,8 +57,10 @@ def shown(printed: str, folder: Path) -> str:
         (r"\b(pid:? |PID |process )\d+", r"\g<1>4711"),
         (r"\d{4}-\d\d-\d\dT[0-9:.]+[+-]\d{4}", "2027-01-15T08:00:00.000+0000"),
         (r"\d+\.\d+ s\b", "1.0 s"),
-        (r"/logs/[0-9a-f]+_[0-9a-f]{8}", "/logs/e5f60718_a1b2c3d4"),
+        (r"/logs/[0-9a-z]+_[0-9a-f]{8}", "/logs/none_a1b2c3d4"),
         (r":\d{5}\b", ":29400"),
+        (r"this is node \d", "this is node 0"),
+        (r"node \d \(node0, ranks \d-\d\)", "node 1 (node0, ranks 2-3)"),
     ):
         text = re.sub(pattern, word, text)
     return text

@@ -226,10 +226,10 @@ class SimpleElasticAgent(ElasticAgent):
         if isinstance(news, agent_machine.Fenced) or (isinstance(news, agent_machine.JobEnded) and news.how == "failed"):
             return news
         result = self._last_result = self._monitor_workers(group)
-        if result.state is not WorkerState.SUCCEEDED and (why := self._licence_over()):
-            return self._fenced(why)
         if result.state is WorkerState.FAILED or (isinstance(news, agent_machine.Regroup) and news.is_failure):
             result = self._last_result = self._see_who_follows(result)
+        if result.state is not WorkerState.SUCCEEDED and (why := self._licence_over()):
+            return self._fenced(why)
         group.state = result.state
         put_metric(f"workers.{spec.role}.remaining_restarts", self._remaining_restarts)
         put_metric(f"workers.{spec.role}.{result.state.name.lower()}", 1)

@@ -7,6 +7,7 @@ and lost work for each node. ``--json`` gives the same as one JSON document.
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 import textwrap
@@ -18,10 +19,11 @@ from rallypoint.base.text import many
 from rallypoint.cli.command_line import closest
 from rallypoint.cli.main import print_text
 from rallypoint.errors import ExitCode, UsageError
+from rallypoint.processes.kernel import stat_fields
 from rallypoint.story import phases
-from rallypoint.story.event_logs import look_around, select
-from rallypoint.story.event_records import ENDED
-from rallypoint.story.story import Account, Entry, NodeRun, Story, duration, launches, sentence, tell
+from rallypoint.story.event_logs import select
+from rallypoint.story.event_records import ENDED, STARTED, count, words
+from rallypoint.story.story import Account, Entry, EventLog, NodeRun, Present, Story, duration, launches, sentence, tell
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -45,6 +47,7 @@ _FLAGS = ("--json", "--all", "--help", "-h")
 _WIDTH = 100
 _NODE_MAX = 24
 _NAMED_MAX = 10  # the table names them all
+_CLOCK_STEP_MS = 5000.0  # by which the clock on the wall may have been set since a run began
 _COLUMNS = (phases.STARTING, phases.WAITING, phases.STOPPING, phases.RUNNING, phases.LOST)
 _UNIT = re.compile(r"(?<=\d) (?=(?:s|min|h)\b)")
 _JOINT = "\N{NO-BREAK SPACE}"
@@ -58,7 +61,7 @@ def explain_main(argv: Sequence[str]) -> int:
         if flags & {"--help", "-h"}:
             return print_text(USAGE)
         chosen = select(paths, show_all="--all" in flags)
-        present = look_around(chosen.logs, time.time() * 1000)
+        present = _look_around(chosen.logs, time.time() * 1000)
         *earlier, story = (tell(logs, "--all" in flags, present) for logs in launches(chosen.logs))
     except UsageError as error:
         print(f"rallypoint explain: error: {clip(str(error), 10_000)}", file=sys.stderr)
@@ -81,6 +84,25 @@ def _read_arguments(argv: Sequence[str]) -> tuple[set[str], list[str]]:
     if not paths and not flags & {"--help", "-h"}:
         raise UsageError("no path was given; write rallypoint explain PATH, the log folder of a run")
     return flags, paths
+
+
+def _look_around(logs: Sequence[EventLog], now_ms: float) -> Present:
+    """Which of the agents run on this host: a process of that id is there, and is not younger than the run."""
+    running: set[tuple[str, int]] = set()
+    for log in logs:
+        for told in log.events:
+            host, pid = words(told, "hostname", 60), count(told, "pid")
+            if told.name == STARTED and host == os.uname().nodename and pid is not None and _runs_since(pid, told.timestamp_ms):
+                running.add((host, pid))
+    return Present(now_ms, frozenset(running))
+
+
+def _runs_since(pid: int, began_ms: float) -> bool:
+    fields = stat_fields(pid)
+    if len(fields) < 20 or fields[0] in (b"Z", b"X"):
+        return False
+    age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / os.sysconf("SC_CLK_TCK")
+    return time.time() * 1000 - age_s * 1000 < began_ms + _CLOCK_STEP_MS
 
 
 # --- text --------------------------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from rallypoint.base import defaults, environment, outbox, report
 from rallypoint.cli import command_line
 from rallypoint.cli.arguments import config_from_args, get_rdzv_endpoint, parse_min_max_nnodes
 from rallypoint.cli.entry_point import get_use_env, run_script_path
-from rallypoint.errors import ExitCode
+from rallypoint.errors import SIGNAL_BASE, ExitCode
 from rallypoint.hardware.devices import determine_local_world_size
 
 TYPE_CHECKING = False
@@ -92,7 +92,7 @@ def _speaking(work: Callable[[], int]) -> int:
     outbox.begin_duty()
     try:
         code = work()
-        _await_readers(_LAST_LINES_AFTER_A_SIGNAL_S if code > ExitCode.SIGNAL_BASE else _LAST_LINES_S)
+        _await_readers(_LAST_LINES_AFTER_A_SIGNAL_S if code > SIGNAL_BASE else _LAST_LINES_S)
         return code
     finally:
         outbox.end_duty(0.0)
@@ -145,9 +145,9 @@ def _explain(error: BaseException, pass_exit_code: bool) -> int:
             report.error(f"rallyrun: error: {error}")
             return _first_cause(error)
         case errors.SignalException():
-            return ExitCode.SIGNAL_BASE + int(error.sigval)
+            return SIGNAL_BASE + int(error.sigval)
         case KeyboardInterrupt():
-            return ExitCode.SIGNAL_BASE + _SIGINT
+            return SIGNAL_BASE + _SIGINT
     code = errors.exit_code(error)
     if code == ExitCode.INTERNAL:
         return _confess(error)
@@ -184,7 +184,7 @@ def _first_cause(error: Any) -> int:
     code = error.cause_exitcode
     if code is None:
         code = int(error.get_first_failure()[1].exitcode) if error.failures else ExitCode.WORKER_FAILED
-    return ExitCode.SIGNAL_BASE - code if code < 0 else code or ExitCode.WORKER_FAILED
+    return SIGNAL_BASE - code if code < 0 else code or ExitCode.WORKER_FAILED
 
 
 def _confess(error: BaseException) -> int:

@@ -16,7 +16,7 @@ from contextlib import suppress
 from itertools import pairwise
 
 from rallypoint.base.records import Value
-from rallypoint.base.text import listed
+from rallypoint.base.text import listed, plural
 from rallypoint.coordination import model as kv
 from rallypoint.protocol import job_records as job
 from rallypoint.protocol.generation import (
@@ -518,7 +518,7 @@ class Leader:
         seated = {one.id for one in form.order}
         shunned = [node for node_id, node in nodes.items() if node.shunned_until > now and node_id not in seated]
         expelled = [gone.name for node_id, gone in self.roster.gone.items() if node_id in board.expelled]
-        told = f"; without {listed(expelled)}, which did not stop in time" if expelled else ""
+        told = f"; without {plural(len(expelled), 'node')} {listed(expelled)}, which did not stop in time" if expelled else ""
         if shunned:
             names = ", ".join(f"{node.record.name} for {node.shunned_until - now:.0f} s" for node in shunned[:4])
             told += f"; left out, because their workers keep failing: {names}"

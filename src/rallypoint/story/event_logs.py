@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 import os
 import stat
-import time
 from collections.abc import Iterable, Iterator, Sequence
 
 from rallypoint.base import defaults
@@ -22,20 +21,19 @@ from rallypoint.base.records import Value
 from rallypoint.base.text import many
 from rallypoint.errors import UsageError
 from rallypoint.story.event_records import KNOWN, SCHEMA, STARTED, Told, count, read_told, words
-from rallypoint.story.story import EventLog, Present
+from rallypoint.story.story import EventLog
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import BinaryIO
 
-__all__ = ["FILE_NAME", "Selection", "look_around", "read_log", "select"]
+__all__ = ["FILE_NAME", "Selection", "read_log", "select"]
 
 FILE_NAME = defaults.EVENT_FILE
 LINE_MAX = 1 << 20
 EVENTS_MAX = 1_000_000
 _DIGITS_MAX = 19
 _NAMED_MAX = 5  # of what was left out
-_CLOCK_STEP_MS = 5000.0  # by which the clock on the wall may have been set since
 
 
 class Selection(Value):
@@ -67,27 +65,6 @@ def select(paths: Sequence[str], show_all: bool = False) -> Selection:
     _require_events(logs)
     told = {log.path for log in logs}
     return Selection(tuple(logs), _name([one.path for one in found if one.path not in told]))
-
-
-def look_around(logs: Sequence[EventLog], now_ms: float) -> Present:
-    """Which of the agents run on this host: a process of that id is there, and is not younger than the run."""
-    running: set[tuple[str, int]] = set()
-    for log in logs:
-        for told in log.events:
-            host, pid = words(told, "hostname", 60), count(told, "pid")
-            if told.name == STARTED and host == os.uname().nodename and pid is not None and _runs_since(pid, told.timestamp_ms):
-                running.add((host, pid))
-    return Present(now_ms, frozenset(running))
-
-
-def _runs_since(pid: int, began_ms: float) -> bool:
-    from rallypoint.processes.kernel import stat_fields
-
-    fields = stat_fields(pid)
-    if len(fields) < 20 or fields[0] in (b"Z", b"X"):
-        return False
-    age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / os.sysconf("SC_CLK_TCK")
-    return time.time() * 1000 - age_s * 1000 < began_ms + _CLOCK_STEP_MS
 
 
 def _require_events(logs: Sequence[EventLog]) -> None:
