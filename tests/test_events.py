@@ -7,6 +7,7 @@ import logging
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import asdict
 
@@ -194,6 +195,15 @@ def test_a_plug_in_is_a_sink(monkeypatch: pytest.MonkeyPatch) -> None:
     events.check_sink("theirs")
     events.record(EVENT, "theirs")
     assert recorder.lines == [EVENT.serialize()]
+
+
+def test_f27_an_event_has_the_time_at_which_it_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """F27: those with torch's names are made without one."""
+    recorder = Recorder()
+    events.register_sink("f27", lambda: recorder)
+    before_ms = int(time.time() * 1000)
+    events.record(Event("a", EventSource.AGENT), "f27")
+    assert before_ms <= json.loads(recorder.lines[0])["timestamp"] <= time.time() * 1000
 
 
 def test_a_plug_in_that_cannot_be_loaded_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@
     │   └── InterruptException (also a KeyboardInterrupt)  it was Ctrl-C
     └── RendezvousError
         ├── RendezvousClosedError             the job has ended; nobody may join any more
+        │   └── JobStoppedError               somebody stopped it with a signal, on the host that it cannot do without
         ├── RendezvousTimeoutError            too few nodes came in time
         ├── RendezvousConnectionError         the coordination store cannot be reached
         ├── RendezvousStateError              the coordination store holds something impossible
@@ -34,10 +35,12 @@ import signal
 import sys
 
 __all__ = [
+    "SIGNAL_BASE",
     "ExitCode",
     "HostLimitError",
     "InterruptException",
     "JobFailedError",
+    "JobStoppedError",
     "LicenceOverError",
     "NotAFolderError",
     "RallypointError",
@@ -66,7 +69,7 @@ __all__ = [
 
 
 class ExitCode:
-    """What ``rallyrun`` tells the scheduler that started it; a signal that ended it adds 128 + its number."""
+    """What ``rallyrun`` tells the scheduler that started it; where a signal ended the job, 128 + its number."""
 
     SUCCESS = 0
     WORKER_FAILED = 1  # a worker failed and no restart was left; running the job again may help
@@ -74,6 +77,9 @@ class ExitCode:
     RENDEZVOUS_FAILED = 3  # the nodes did not meet; running it again may help
     HOST_UNUSABLE = 4  # this host cannot run the workers; use another
     INTERNAL = 70  # a bug of ours
+
+
+SIGNAL_BASE = 128  # what shells add to the number of the signal that ended a process
 
 
 def plainly_told(error: BaseException) -> list[str]:
@@ -156,11 +162,21 @@ class UnkillableWorkersError(RallypointError):
 class JobFailedError(RallypointError):
     """The job failed; none of the workers of this node was the cause. `lines` say who was, the same on every node."""
 
-    def __init__(self, why: str, lines: list[str], cause_exitcode: int | None, cause_rank: int | None = None) -> None:
+    def __init__(
+        self,
+        why: str,
+        lines: list[str],
+        cause_exitcode: int | None,
+        cause_rank: int | None = None,
+        cause_text: str = "",
+        alike: tuple[tuple[int, int], ...] = (),
+    ) -> None:
         self.why = why
         self.lines = lines
         self.cause_exitcode = cause_exitcode
         self.cause_rank = cause_rank
+        self.cause_text = cause_text
+        self.alike = alike  # first and last of each run of ranks that failed as the cause did
         super().__init__(f"the job has failed: {why}")
 
 
@@ -196,6 +212,17 @@ class RendezvousClosedError(RendezvousError):
     """The rendezvous is closed: the job has ended and nobody may join it."""
 
 
+class JobStoppedError(RendezvousClosedError):
+    """The job was stopped on purpose: a signal came on another node, without whose store it cannot go on."""
+
+    def __init__(self, msg: str, sigval: int) -> None:
+        super().__init__(msg, sigval)
+        self.sigval = sigval
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
 class RendezvousTimeoutError(RendezvousError):
     """The rendezvous was not complete in time."""
 
@@ -229,6 +256,8 @@ _CODES: tuple[tuple[type[BaseException], int], ...] = (
 
 def exit_code(error: BaseException) -> int:
     """What a scheduler is told about it, where it is neither a signal nor the failure of a worker of ours."""
+    if isinstance(error, JobStoppedError):
+        return SIGNAL_BASE + error.sigval
     for kind, code in _CODES:
         if isinstance(error, kind):
             return code

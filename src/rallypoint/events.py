@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Callable
 from enum import Enum
 
@@ -214,8 +215,9 @@ def is_recorded(destination: str) -> bool:
 
 
 def record(event: Event, destination: str = NULL) -> None:
-    """Send an event to a sink."""
+    """Send an event to a sink; one without a time gets the present one."""
     if get_logging_handler is not _own_get_logging_handler or is_recorded(destination):  # a replaced one is asked once only
+        event.timestamp = event.timestamp or int(time.time() * 1000)
         _send(event.serialize(), destination)
 
 

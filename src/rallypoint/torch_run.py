@@ -165,7 +165,7 @@ class _PrintCompletion(Action):
     """A flag that is answered, and ends the program."""
 
     def __call__(self, parser: ArgumentParser, namespace: Namespace, values: Any, option_string: str | None = None) -> None:
-        from rallypoint.cli.usage import completion_script
+        from rallypoint.cli import completion
 
-        print(completion_script(values), end="")
+        print(completion.script(values), end="")
         parser.exit()

@@ -13,6 +13,7 @@ from rallypoint.agent.capabilities import NoFolders, NoHold, folders_of, hold_on
 from rallypoint.agent.peers import CoordinatedPeers, PlainPeers, WakingPeers
 from rallypoint.agent.workers import RunResult, WorkerSpec, WorkerState
 from rallypoint.output.log_specs import DefaultLogsSpecs, LogsDest, LogsSpecs
+from rallypoint.processes.warden_context import EndReason
 from rallypoint.rendezvous.handler import RendezvousHandler, RendezvousInfo, RendezvousParameters, RendezvousStoreInfo
 from rallypoint.rendezvous.registry import get_rendezvous_handler
 from rallypoint.store.hash_store import HashStore
@@ -100,8 +101,9 @@ def test_there_is_no_hold_on_workers_of_somebody_elses() -> None:
     assert not hold.licence_expired
     assert news_fd_of(None) is None
     hold.kill_at_once()
-    hold.explain_end(1, "why")
-    hold.end_worker(0, "why")
+    hold.explain_end(1, EndReason("why"))
+    hold.end_worker(0, EndReason("why"))
+    hold.await_others(60.0, None)
 
 
 def test_only_our_own_log_specs_have_folders_that_we_know_of(tmp_path: Path) -> None:

@@ -142,7 +142,7 @@ class Peers(CoordinatedHandler):
     def report_done(self) -> None:
         self._note("done")
 
-    def depart(self, why: str) -> None:
+    def depart(self, why: str, signal: int = 0) -> None:
         self._note("depart", why)
 
     def leave(self, failure: str = "", ends_job: bool = False) -> None:

@@ -33,10 +33,15 @@ class Recorder(logging.Handler):
 
     def __init__(self) -> None:
         super().__init__()
-        self.events: list[Event] = []
+        self.all: list[Event] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.events.append(Event.deserialize(record.getMessage()))
+        self.all.append(Event.deserialize(record.getMessage()))
+
+    @property
+    def events(self) -> list[Event]:
+        """Those that have torch's names."""
+        return [event for event in self.all if event.name.startswith("torchelastic.")]
 
 
 class Meter(metrics.MetricHandler):
@@ -212,6 +217,16 @@ def test_the_event_file_tells_the_run_whatever_the_sink_is(make_agent: MakeAgent
     ended = told[-1].metadata
     assert ended["succeeded"]
     assert sum(ended["seconds"].values()) == pytest.approx(ended["wall_s"], abs=1e-4)  # type: ignore[union-attr]
+
+
+def test_f27_a_sink_gets_all_that_the_file_gets(make_agent: MakeAgent, recorder: Recorder, tmp_path: Path) -> None:
+    """F27: of a job that fails, each event once, with its time."""
+    make_agent("exit 7", event_log_handler=SINK).run()
+    told = lines_of(tmp_path / "logs")
+    assert "rallypoint.worker.failed" in {event.name for event in told}
+    sent = [event for event in recorder.all if not event.name.endswith(".START")]  # which the file has as a generation
+    assert sent == told
+    assert all(event.timestamp > 1_700_000_000_000 for event in sent)
 
 
 def test_the_sink_named_file_gets_each_event_once(make_agent: MakeAgent, tmp_path: Path) -> None:

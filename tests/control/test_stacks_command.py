@@ -7,8 +7,10 @@ import socket
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from tests.conftest import AT_ONCE_S
 from tests.control.workers import VARIABLE, finish, first_line, running
 
 from rallypoint.cli import stacks as stacks_command
@@ -105,12 +107,34 @@ def test_a_stopped_worker_is_told_apart(
         assert f"process {worker.pid} at '{path}' does not answer within 0.3 s: it is stopped, or" in capsys.readouterr().err
 
 
+def test_f06_a_job_with_a_hang_timeout_shows_its_stacks(
+    start_rallyrun: Callable[..., Any], script: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """F06: by the signal that its agent would use."""
+    worker = script("""
+        import os, time
+        def wait_for_godot():
+            os.write(1, b"ready\\n")
+            time.sleep(600)
+        wait_for_godot()
+        """)
+    job = start_rallyrun(["--standalone", "--nproc-per-node", "2", "--hang-timeout", "600", worker])
+    job.wait_for(lambda: job.stdout.count("ready") == 2, AT_ONCE_S)
+    assert stacks_main([str(job.pid)]) == ExitCode.SUCCESS
+    assert capsys.readouterr().out.count("in wait_for_godot\n") == 2
+    job.send_signal(signal.SIGTERM)
+    assert job.wait() == 128 + signal.SIGTERM
+
+
 def test_a_process_without_a_socket(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """F06: the refusal says what to do next."""
     program = "import sys; print('ready', flush=True); sys.stdin.readline()"
     with running(program, {}) as worker:
         assert first_line(worker) == "ready"
         assert stacks_main([str(worker.pid)]) == ExitCode.USAGE
-        assert f"one below it has a {VARIABLE}: it is not set" in capsys.readouterr().err
+        refusal = capsys.readouterr().err
+        assert "was prepared to show its stacks: start the job with --hang-timeout SECONDS, or run its work inside" in refusal
+        assert "py-spy dump --pid" in refusal
     with running(program, {VARIABLE: str(path)}) as worker:
         assert first_line(worker) == "ready"
         assert stacks_main([str(worker.pid)]) == ExitCode.USAGE

@@ -1,8 +1,10 @@
 """The examples in the documentation work: they are run, page by page, each page in an empty folder.
 
 A comment before a code block says what it is: ``<!-- file: NAME -->`` is written to that file, ``<!-- run -->`` is run by bash
-(``<!-- run: CODE -->`` must end with that code), and every line of ``<!-- prints -->`` must be among those that the run before
-it printed, where ``…`` stands for anything.
+(``<!-- run: CODE -->`` must end with that code, and finds a free port in ``PORT``), and every line of ``<!-- prints -->`` must
+be among those that the run before it printed, where ``…`` stands for anything. ``<!-- shows -->`` is all that it printed, from
+the box on where there is one, but for what differs each time, such as process ids; ``python -m tests.docs.test_examples PAGE``
+writes these blocks anew.
 """
 
 from __future__ import annotations
@@ -11,16 +13,18 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from tests.ports import free_port
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-BLOCK = re.compile(r"^<!-- (file|run|prints)(?:: (\S+))? -->\n```\w+\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(r"^<!-- (file|run|prints|shows)(?:: (\S+))? -->\n```\w+\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 MARK = re.compile(r"^<!-- .* -->$", re.MULTILINE)
-RUN_TIMEOUT_S = 30.0
+RUN_TIMEOUT_S = 60.0
 
 
 class Block(NamedTuple):
@@ -35,11 +39,45 @@ def blocks(page: Path) -> list[Block]:
 
 def run(text: str, folder: Path) -> subprocess.CompletedProcess[str]:
     commands = str(Path(sys.executable).parent)
-    env = {**os.environ, "PATH": f"{commands}{os.pathsep}{os.environ['PATH']}"}
+    env = {**os.environ, "PATH": f"{commands}{os.pathsep}{os.environ['PATH']}", "PORT": str(free_port())}
     return subprocess.run(
         ["bash", "-c", text], cwd=folder, env=env, timeout=RUN_TIMEOUT_S, text=True,
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
+
+
+def shown(printed: str, folder: Path) -> str:
+    """What a page shows of it: the same, whoever runs it wherever and whenever."""
+    lines = printed.splitlines()
+    begin = next((number for number, line in enumerate(lines) if line.startswith("=" * 80)), 0)
+    text = "\n".join(lines[begin:]) + "\n"
+    for pattern, word in (
+        (re.escape(str(folder)), "/job"),
+        (rf"\b{re.escape(os.uname().nodename)}\b", "node0"),
+        (r"\b(pid:? |PID |process )\d+", r"\g<1>4711"),
+        (r"\d{4}-\d\d-\d\dT[0-9:.]+[+-]\d{4}", "2027-01-15T08:00:00.000+0000"),
+        (r"\d+\.\d+ s\b", "1.0 s"),
+        (r"/logs/[0-9a-z]+_[0-9a-f]{8}", "/logs/none_a1b2c3d4"),
+        (r":\d{5}\b", ":29400"),
+        (r"this is node \d", "this is node 0"),
+        (r"node \d \(node0, ranks \d-\d\)", "node 1 (node0, ranks 2-3)"),
+    ):
+        text = re.sub(pattern, word, text)
+    return text
+
+
+def rewritten(page: Path, folder: Path) -> str:
+    """The page with what its runs show now."""
+    text, printed = page.read_text(), ""
+    for match in BLOCK.finditer(text):
+        block = Block(*match.groups(default=""))
+        if block.kind == "file":
+            (folder / block.detail).write_text(block.text)
+        elif block.kind == "run":
+            printed = run(block.text, folder).stdout
+        elif block.kind == "shows":
+            text = text.replace(match[0], match[0].replace(block.text, shown(printed, folder)), 1)
+    return text
 
 
 def matches(expected: str, printed: str) -> bool:
@@ -60,6 +98,8 @@ def test_examples_work(page: Path, tmp_path: Path) -> None:
             ended = run(block.text, folder)
             printed = ended.stdout
             assert ended.returncode == int(block.detail or 0), f"{block.text}\n{printed}"
+        elif block.kind == "shows":
+            assert shown(printed, folder) == block.text
         else:
             missing = [line for line in block.text.splitlines() if not matches(line, printed)]
             assert missing == [], f"not printed; this was:\n{printed}"
@@ -69,3 +109,9 @@ def test_examples_work(page: Path, tmp_path: Path) -> None:
 def test_no_mark_is_misspelt(page: Path) -> None:
     """A comment that marks no block would leave an example untested."""
     assert len(MARK.findall(page.read_text())) == len(blocks(page))
+
+
+if __name__ == "__main__":
+    for name in sys.argv[1:]:
+        with tempfile.TemporaryDirectory() as temporary:
+            Path(name).write_text(rewritten(Path(name), Path(temporary)))

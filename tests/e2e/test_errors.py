@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -10,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from rallypoint.cli.explain import explain_main
 
 RAISES = """
 import os, sys, time
@@ -253,3 +256,31 @@ def test_m4_a_message_cannot_act_on_the_terminal(rallyrun: Any, script: Any, tmp
     assert not {one for one in ended.stderr if not one.isprintable()} - {"\n"}
     assert "rallyrun: all is well" not in ended.stderr.splitlines()
     assert "\\x1b]0;owned" in ended.stderr
+
+
+ALL_RAISE = """
+import os, signal, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)  # however slow the machine, each comes to its error
+open(f"{sys.argv[1]}/{os.environ['RANK']}", "w").close()
+while len(os.listdir(sys.argv[1])) < int(os.environ["WORLD_SIZE"]):
+    time.sleep(0.01)
+raise ModuleNotFoundError(f"No module named 'nope' in process {os.getpid()}")
+"""
+
+
+def test_f02_the_same_error_of_all_workers_is_told_once(
+    rallyrun: Any, script: Any, orders: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    """F02: on the screen, and in the story of the run, to which the last line leads."""
+    ended = rallyrun(["--standalone", "--nproc-per-node", "3", "--log-dir", "logs", script(ALL_RAISE), orders])
+    summary = summary_of(ended.stderr)
+    assert ended.returncode == 1
+    assert " FAILED: all 3 workers raised ModuleNotFoundError: No module named 'nope' in process " in summary
+    assert re.search(r"^  and ranks (0-1|0, 2|1-2): the same$", summary, re.MULTILINE)
+    assert "Other failures" not in summary
+    last = re.fullmatch(r"rallyrun: for what happened, and when: rallypoint explain (\S+)", ended.stderr.splitlines()[-1])
+    assert last is not None
+    assert explain_main([str(tmp_path / last[1]), "--json"]) == 0
+    [failed] = [entry for entry in json.loads(capsys.readouterr().out)["timeline"] if entry["kind"] == "failed"]
+    assert failed["facts"]["ranks"] == [0, 1, 2]
+    assert failed["text"].startswith("all 3 workers, first rank ")

@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from rallypoint.cli.explain import explain_main
+
 LIMIT_S = 1.0
 ON_TOP_S = 5.0  # to find a hang takes less than a second longer than its limit; a busy machine has leave to need more
 HANGS = 2  # the rank of whoever hangs
@@ -124,9 +126,9 @@ def check_blamed(job: Any, run: Run, exit_code: int) -> None:
 
 @pytest.mark.parametrize("restarts", [0, 1])
 def test_asleep_in_a_lock_without_a_change_to_the_program(
-    start_rallyrun: Any, script: Any, numbers: Any, tmp_path: Path, restarts: int
+    start_rallyrun: Any, script: Any, numbers: Any, tmp_path: Path, restarts: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """P30, P31"""
+    """P30, P31; F10: the hang is told before the kill, F11: the box names the stacks, and only the flag that is missing."""
     program = script(PREAMBLE + IN_A_LOCK)
     job = start(start_rallyrun, tmp_path, program, "--max-restarts", str(restarts))
     found_at = wait_for_hang(job)
@@ -145,6 +147,13 @@ def test_asleep_in_a_lock_without_a_change_to_the_program(
         report = job.stderr.partition("First cause")[2]
         assert f"rank: {HANGS} (local_rank: {HANGS})" in report
         assert "error: it hung: asleep" in report
+        assert f"  stacks: {run.folder / 'attempt_0' / 'stacks.txt'}\n" in report
+        assert "  log: it wrote nothing to stderr; add --tee 3 to keep stdout too\n" in report
+    [hung], [failed] = run.events("worker.hung"), run.events("worker.failed")
+    assert failed["ago_s"] < failed["t"] - hung["t"] < found_at
+    assert explain_main([str(tmp_path / "logs"), "--json"]) == 0
+    told = [entry["kind"] for entry in json.loads(capsys.readouterr().out)["timeline"]]
+    assert told.index("hung") < told.index("failed")
 
 
 def test_heartbeats_and_then_a_spin_in_c(start_rallyrun: Any, script: Any, numbers: Any, tmp_path: Path) -> None:

@@ -52,13 +52,15 @@ def start_four(start_rallyrun: Any, numbers: Any, args: list[Any], env: dict[str
     ids=["flag", "variable", "PET variable", "flag before variable"],
 )
 def test_the_grace_after_a_signal(start_rallyrun: Any, script: Any, numbers: Any, flags: list[str], env: dict[str, str]):
-    """P08: workers that ignore the signal are killed after the grace, all at the same time."""
+    """P08: workers that ignore the signal are killed after the grace, all at the same time. F24: they are told by rank."""
     job = start_four(start_rallyrun, numbers, [*flags, script(STUBBORN)], env)
     sent_at = time.monotonic()
     job.send_signal(signal.SIGTERM)
     assert job.wait() == 143
     assert GRACE_S <= time.monotonic() - sent_at < MOST_S
     assert f"{GRACE} s" in job.stderr, "the time to stop is not told"
+    killed = re.findall(r"^rallyrun: rank (\d) \(pid \d+\) is killed: it did not end within ", job.stderr, re.MULTILINE)
+    assert sorted(killed) == ["0", "1", "2", "3"]
 
 
 def test_the_grace_after_a_failure(start_rallyrun: Any, script: Any, numbers: Any, tmp_path: Any):

@@ -201,7 +201,7 @@ def test_the_whole_summary(monkeypatch: pytest.MonkeyPatch) -> None:
     border, rule = "=" * 80, "-" * 80
     assert text.splitlines() == [
         border,
-        "train.py FAILED: rank 2 raised ValueError: boom",
+        "train.py FAILED: ranks 0-3 raised ValueError: boom",
         rule,
         "First cause, at 2023-11-14T22:13:20.500+0000:",
         "  host: node1   rank: 2 (local_rank: 2)   pid: 4713   exit code: 1",
@@ -214,9 +214,9 @@ def test_the_whole_summary(monkeypatch: pytest.MonkeyPatch) -> None:
         "  stderr, last lines:",
         "    INFO: epoch 1",
         "  log: /logs/attempt_0/2/stderr.log",
+        "  and ranks 0-1, 3: the same",
         rule,
         "Other failures:",
-        "  ranks 0-1, 3 (3 workers on host node1, exit code 1) from +0.012 s: raised ValueError: boom",
         "  rank 4 (local_rank 4, pid 4715, exit code -6 (SIGABRT), host node1) at +0.500 s: was killed by SIGABRT",
         border,
     ]
@@ -296,8 +296,47 @@ def test_everything_is_bounded() -> None:
 
 def test_a_thousand_ranks_of_one_mind_take_one_line() -> None:
     text = str(ChildFailedError("t", {rank: failure(rank % 8, stderr=STDERR, at=1e9 + rank) for rank in range(1000)}))
-    assert "ranks 1-999 (999 workers" in text
+    assert "and ranks 1-999: the same" in text
     assert len(text.splitlines()) < 30
+
+
+def test_those_who_failed_in_another_way_alike_take_one_line() -> None:
+    killed = {rank: failure(rank % 8, -signal.SIGABRT, at=1e9 + rank) for rank in range(1, 1000)}
+    text = str(ChildFailedError("t", {0: failure(0, stderr=STDERR, at=1e9), **killed}))
+    assert "ranks 1-999 (999 workers on host node1, exit code -6 (SIGABRT)) from +1.000 s: was killed by SIGABRT" in text
+    assert len(text.splitlines()) < 30
+
+
+def test_all_of_a_job_are_told_as_all() -> None:
+    """F02"""
+    error = ChildFailedError("train.py", {rank: failure(rank, stderr=STDERR) for rank in range(4)})
+    error.world_size = 4
+    assert str(error).splitlines()[1] == "train.py FAILED: all 4 workers raised ValueError: boom"
+
+
+@pytest.mark.parametrize(
+    ("cause", "like_it", "shown", "title"),
+    [
+        (3, (3,), 3, "First cause, at"),
+        (9, (2, 3), 2, "The same on this node, at"),
+        (9, (), 2, "First failure on this node, a victim of the cause above, at"),
+    ],
+)
+def test_a_screen_has_one_cause(cause: int, like_it: tuple[int, ...], shown: int, title: str) -> None:
+    """F01: what the verdict calls the cause heads the box on every node; the box shows it, or what is like it, or a victim."""
+    error = ChildFailedError("train.py", {rank: failure(rank, stderr=STDERR, at=1e9 + rank) for rank in (2, 3)})
+    error.cause_text, error.cause_rank, error.ranks_like_cause = "rank 9 did it", cause, like_it
+    lines = str(error).splitlines()
+    assert lines[1] == "train.py FAILED: rank 9 did it"
+    assert lines[3].startswith(title)
+    assert f"rank: {shown} (" in lines[4]
+
+
+def test_f02_an_exit_code_is_the_same_if_the_last_words_are() -> None:
+    """F02: two programs that give up with code 1 may do so for different reasons."""
+    words = ("no disk 1\n", "no disk 2\n", "no network\n")
+    error = ChildFailedError("train.py", {rank: failure(rank, 1, stderr=words[rank]) for rank in range(3)})
+    assert str(error).splitlines()[1] == "train.py FAILED: ranks 0-1 exited with code 1 and left no traceback"
 
 
 def test_recursion_is_not_shown_again_and_again() -> None:

@@ -115,9 +115,9 @@ class TestRunning:
     @pytest.mark.parametrize(
         ("cause", "expected"),
         [
-            ("expired", Interrupt("loss", "b was lost: not heard of in time")),
-            ("vouched", Interrupt("loss", "b was lost: its agent was killed")),
-            ("deleted", Interrupt("departure", "b left")),
+            ("expired", Interrupt("loss", "node b was lost: not heard of in time")),
+            ("vouched", Interrupt("loss", "node b was lost: its agent was killed")),
+            ("deleted", Interrupt("departure", "node b left")),
         ],
     )
     def test_a_node_that_is_gone_ends_it(self, cause: str, expected: Interrupt) -> None:
@@ -242,9 +242,7 @@ class TestRegroup:
 
     def test_too_few_wait(self) -> None:
         current = running("a", "b", signal=STOP, b=Gone("b", 0.0, "deleted"))
-        assert (
-            wait(decide(here("a", ready_after=1), current, POLICY, 9.0)).why == "1 of 2 nodes"
-        )
+        assert wait(decide(here("a", ready_after=1), current, POLICY, 9.0)).why == "1 of 2 nodes"
 
     def test_after_the_end_there_is_nothing_to_decide(self) -> None:
         assert decide(here("a", "b", ready_after=1), running("a", "b", signal=FINISHED), POLICY, 9.0) == Wait(

@@ -182,6 +182,10 @@ def test_who_asks_for_a_seat_waits_or_is_told_why_not(name: str) -> None:
         ("JobOver", Depart("SIGTERM", HOST), JobOver(CLOSED, SEATED), ()),
         ("Waiting", Depart("SIGTERM", MEMBER), Waiting(), (SayDeparting("SIGTERM"),)),
         (
+            "Waiting", Depart("SIGTERM", HOST, 15), Waiting(),
+            (SayClosed("host_left", "SIGTERM; a hosts the coordination store, so the job ends for all", 15),),
+        ),
+        (
             "Member", Depart("SIGTERM", HOST), Member(SEATED, True),
             (SayClosed("host_left", "SIGTERM; a hosts the coordination store, so the job ends for all"),),
         ),

@@ -137,6 +137,7 @@ def test_a_late_look_kills_at_that_time_and_waits_from_there() -> None:
         (ORPHAN, 0.5, 0, "process 4711 is asked to stop, with 0.5 s to do so"),
         (ONE, 30, 30, "worker 1 is killed: it did not end within 30 s"),
         (ORPHAN, 0, 0, "process 4711 is killed at once"),
+        (ONE.replace(name="rank 9 (pid 7)"), 0, 0, "rank 9 (pid 7) is killed at once"),
     ],
 )
 def test_every_signal_says_to_whom_and_why(target: Target, grace_s: float, now: float, words: str) -> None:

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rallypoint.base.json_text import clip, size
+from rallypoint.base.text import count_of, joined
 from rallypoint.protocol.verdict import (
     NAMED_MAX,
     NodeReport,
@@ -98,6 +99,40 @@ def test_a_worker_that_was_stopped_is_neither_cause_nor_victim() -> None:
     assert (verdict.cause, verdict.victims, verdict.victim_count, verdict.stopped) == (failure(0), (), 0, 5)
 
 
+# --- those that fail alike -------------------------------------------------------------------------------------------------
+
+
+def test_the_same_failure_has_no_victims() -> None:
+    """F01: whichever node was first, and whatever rank or process id stands in the words."""
+    failures = [failure(rank, f"E: bad rank {rank}", place="t.py:3") for rank in range(6)]
+    crowd = [report(f"n{at}", 9 - at, *failures[2 * at : 2 * at + 2]) for at in range(3)]
+    verdict = judge_failures(crowd, world_size=6)
+    assert (verdict.cause_node, verdict.alike, verdict.victim_count) == ("n2", ((0, 5),), 0)
+    assert describe(verdict) == "all 6 workers raised the same error: E: bad rank 4"
+    assert explain(verdict)[:2] == [
+        "Cause: all 6 workers raised the same error: E: bad rank 4",
+        "  first: rank 4 (host a, pid 74)",
+    ]
+
+
+def test_who_failed_the_same_way_when_it_was_stopped_is_told_with_the_cause() -> None:
+    """F01: a worker that was told to stop while it failed is not merely stopped; one that ended in another way is."""
+    late = [failure(1, place="t.py:3", stopped=True), failure(2, "KeyError: 'x'", place="t.py:3", stopped=True)]
+    told = report("b", 2, *late)
+    assert decode_report(encode_report(told), 2) == told
+    verdict = judge_failures([report("a", 1, failure(0, place="t.py:3")), told], world_size=4)
+    assert (verdict.alike, verdict.victim_count, verdict.stopped) == (((0, 1),), 0, 1)
+    assert describe(verdict) == "ranks 0-1 raised the same error: ValueError: bad; 1 stopped by the launcher"
+
+
+@pytest.mark.parametrize("other", [{"place": "t.py:4"}, {"exitcode": 2}, {"message": "ValueError: worse"}])
+def test_another_place_or_end_or_message_is_another_failure(other: dict[str, Any]) -> None:
+    """F01: what differs in any of these is not the same."""
+    second = failure(1, **{"place": "t.py:3", **other})
+    verdict = judge_failures([report("a", 1, failure(0, place="t.py:3")), report("b", 2, second)])
+    assert (verdict.alike, [victim.rank for victim in verdict.victims]) == (((0, 0),), [1])
+
+
 # --- the words -------------------------------------------------------------------------------------------------------------
 
 
@@ -109,7 +144,7 @@ def story() -> Verdict:
 
 
 def test_one_line_tells_it_all() -> None:
-    line = "rank 3 (host b, pid 73): ValueError: bad; 2 victims (ranks 0, 1), 4 stopped by the launcher"
+    line = "rank 3 (host b, pid 73): ValueError: bad; 2 victims (ranks 0-1), 4 stopped by the launcher"
     assert describe(story().replace(lost=(), departed=())) == line
     assert describe(story()) == line.replace("bad;", "bad; lost node c; nodes d, e left;")
 
@@ -122,7 +157,7 @@ def test_a_few_lines_tell_more() -> None:
         "Also: lost node c",
         "Also: nodes d, e left",
         "Victims: 2 of 8 workers",
-        "  ranks 0, 1 (host a): RuntimeError: [gloo] Connection reset by peer",
+        "  ranks 0-1 (host a): RuntimeError: [gloo] Connection reset by peer",
         "Stopped by the launcher: 4 of 8 workers",
     ]
 
@@ -138,7 +173,7 @@ def test_many_are_counted() -> None:
     crowd = [report(f"n{at}", at, *(failure(at * 8 + local, RESET) for local in range(8))) for at in range(100)]
     verdict = judge_failures(crowd, lost=[f"gone{at:03}" for at in range(40)])
     assert (len(verdict.victims), verdict.victim_count, len(verdict.lost), verdict.unnamed_lost) == (16, 800, 16, 24)
-    assert "gone015 and 24 more; 800 victims (ranks 0, 1, 2, 3, 4" in describe(verdict)
+    assert "gone015 and 24 more; 800 victims (ranks 0-15 and 784 more" in describe(verdict)
     assert explain(verdict)[-1] == "  and 784 more"
 
 
@@ -162,7 +197,8 @@ def test_a_node_with_many_workers_keeps_the_failures_that_may_be_the_cause() -> 
     crowd = [failure(rank, RESET, age_s=200.0 - rank) for rank in range(128)]
     kept = report("a", 1, *crowd, failure(500))
     assert [one.rank for one in kept.failures] == [*range(15), 500]
-    assert (kept.unnamed, cause_of(kept)) == (113, 500)
+    assert (kept.unnamed, kept.failures[0].same, cause_of(kept)) == (0, ((15, 127),), 500)
+    assert judge_failures([kept]).victim_count == 128
 
 
 def test_text_is_one_printable_line_and_a_path_is_never_cut() -> None:
@@ -175,7 +211,7 @@ def test_wordy_failures_cost_names_and_the_cause_stays() -> None:
     wordy = [failure(rank, "\N{ROCKET}" * 1000, age_s=rank, host="\N{ROCKET}" * 99) for rank in range(128)]
     kept = report("a", 1, *wordy)
     assert 5 <= len(kept.failures) < NAMED_MAX
-    assert (kept.failures[0].rank, kept.unnamed + len(kept.failures)) == (127, 128)
+    assert (kept.failures[0].rank, kept.unnamed + sum(count_of(one.ranks) for one in kept.failures)) == (127, 128)
     assert len(encode_report(kept)) < 16 * 1024
 
 
@@ -247,7 +283,9 @@ MESSAGES = TEXTS | st.sampled_from([RESET, "", "ValueError: bad"])
 FAILURES = st.builds(
     WorkerFailure, NUMBERS, NUMBERS, TEXTS, TEXTS, NUMBERS, st.integers(-64, 255), MESSAGES, st.floats(), TEXTS, st.booleans()
 )
-CROWDS = st.lists(FAILURES, max_size=6) | st.builds(lambda one: [one.replace(rank=rank) for rank in range(40)], FAILURES)
+CROWDS = st.lists(FAILURES, max_size=6, unique_by=lambda one: one.rank) | st.builds(
+    lambda one: [one.replace(rank=rank) for rank in range(40)], FAILURES
+)
 REPORTS = st.builds(NodeReport, TEXTS, NUMBERS, CROWDS.map(tuple), st.integers(0, 1000), st.integers(0, 1000))
 NAMES = st.lists(TEXTS, max_size=40)
 
@@ -271,8 +309,11 @@ def test_every_node_would_reach_the_same_small_verdict(
     assert decode(json.loads(sent)) == verdict
     assert describe(verdict).isprintable()
     assert len(describe(verdict)) < 4000
-    workers = sum(len(one.failures) + one.unnamed + one.stopped for one in reports)
-    assert verdict.victim_count + verdict.stopped + (verdict.cause is not None) == workers
+    failures = [failure for one in reports for failure in one.failures]
+    workers = sum(one.unnamed + one.stopped for one in reports) + sum(count_of(failure.ranks) for failure in failures)
+    ranks = [run for failure in failures for run in failure.ranks]
+    if count_of(joined(ranks)) == count_of(ranks):  # nobody lied about whose worker it was
+        assert verdict.alike_count + verdict.victim_count + verdict.stopped == workers
 
 
 @settings(deadline=None)

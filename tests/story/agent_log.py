@@ -98,7 +98,7 @@ def long_story() -> list[AgentLog]:
         log.run(11.0 - early_s, 2, nodes=3, group_rank=rank, restarts=1)
 
     for log, early_s in ((alpha, 0.0), (beta, 0.3)):  # the node of the third agent dies, and its agent says nothing
-        log.stop(30.0 - early_s, "gamma was lost: not heard of in time")
+        log.stop(30.0 - early_s, "node 2 (gamma, ranks 4-5) was lost: not heard of in time")
         log.run(31.0 - early_s, 3, nodes=2, group_rank=0 if log is alpha else 1, restarts=1)
         log.stop(61.0 - early_s, "1 node waiting to join; restarting all workers in the larger world", kept_s=29.0)
     for rank, log, early_s in ((0, alpha, 0.0), (1, beta, 0.3), (2, successor, 60.0)):

@@ -91,7 +91,7 @@ def test_failures_a_lost_node_and_a_scale_up(explain: Explain, tmp_path: Path) -
         ("generation", ["alpha", "gamma[9]", "beta"],
          "generation 2: 3 nodes, 6 workers, running again after 0.85 s (waiting 0.65 s), restarts spent: 1 of 3"),
         ("silent", ["gamma[9]"], "last event (agent killed, or still running)"),
-        ("stopped", two, "gamma was lost: not heard of in time; 19.0 s of work lost"),
+        ("stopped", two, "node 2 (gamma, ranks 4-5) was lost: not heard of in time; 19.0 s of work lost"),
         ("generation", two,
          "generation 3: scaled down from 3 to 2 nodes, 4 workers, running again after 1.00 s (waiting 0.80 s), "
          "restarts spent: 1 of 3"),
@@ -282,12 +282,17 @@ def test_clocks_that_disagree_are_told_of(explain: Explain, tmp_path: Path) -> N
     assert note.startswith("the nodes tell of generation 1 up to 4.0 s apart: if their clocks disagree")
 
 
-def test_an_agent_that_is_run_twice_has_two_rows(explain: Explain, tmp_path: Path) -> None:
-    again = clean_run(begin_ms=BEGIN_MS + 60_000)
+def test_f12_each_launch_of_one_process_is_a_run(explain: Explain, tmp_path: Path) -> None:
+    """F12"""
     folder = clean_run().write(tmp_path)
     with (folder / "events.jsonl").open("a") as file:
-        file.write(again.text())
-    assert [node["node"] for node in explain.document(folder)["nodes"]] == ["alpha[7]#1", "alpha[7]#2"]
+        for number in (1, 2):
+            file.write(clean_run(begin_ms=BEGIN_MS + number * 60_000).text())
+    document = explain.document(folder)
+    starts = [one["begin_ms"] - BEGIN_MS for one in (*document["earlier"], document)]
+    assert starts == [0, 60_000, 120_000]
+    assert [one["nodes"][0]["node"] for one in (*document["earlier"], document)] == ["alpha"] * 3
+    assert explain.text(folder).count("run job succeeded") == 3
 
 
 def test_totals_that_contradict_the_phases_are_noticed(explain: Explain, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -146,3 +147,38 @@ def test_a_run_that_is_still_going_on(script: Any, start_rallyrun: Any, orders: 
     assert agent.wait() == 0
     assert kinds(explained()) == ["generation", "ended"]
     assert explained()["nodes"][0]["wall_s"] > 0
+
+
+def test_f05_a_run_that_is_alive_is_told_as_such(
+    script: Any,
+    start_rallyrun: Any,
+    orders: Path,
+    explained: Any,
+    wait_until: Any,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """F05: still running, for how long, and the goodput so far. F13: all times have one zero."""
+    logs = tmp_path / "logs"
+    began_ms = time.time() * 1000
+    agent = start_rallyrun(["--standalone", "--nproc-per-node", "2", "--log-dir", logs, script(WORKER), orders])
+    wait_until(lambda: is_running(logs), 30.0)
+
+    def document_of_goodput() -> Any:
+        document = explained()
+        return document if document["total"]["goodput"] > 0.5 else None
+
+    document = wait_until(document_of_goodput, 60.0)
+    assert (document["succeeded"], document["is_running"]) == (None, True)
+    assert kinds(document) == ["generation", "silent"]
+    assert texts(document, "silent") == [f"still running (pid {agent.pid})"]
+    assert 0 < document["total"]["wall_s"] <= (time.time() * 1000 - began_ms) / 1000
+    generation = document["timeline"][0]
+    assert generation["since_s"] == pytest.approx(generation["facts"]["ready_s"], abs=0.01)
+    assert explain_main([str(logs)]) == 0
+    first, second, *_ = capsys.readouterr().out.splitlines()
+    assert first.endswith(" is still running")
+    assert re.search(r" for [0-9.]+ s so far; goodput [0-9.]+%$", second)
+    (orders / "finish").touch()
+    assert agent.wait() == 0
+    assert (explained()["succeeded"], explained()["is_running"]) == (True, False)

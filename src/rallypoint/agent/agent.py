@@ -22,6 +22,7 @@ from rallypoint.agent.workers import RunResult, Worker, WorkerGroup, WorkerSpec,
 from rallypoint.base import defaults, outbox, report
 from rallypoint.base.json_text import to_json
 from rallypoint.base.signals import inbox
+from rallypoint.base.text import node_label
 from rallypoint.errors import (
     JobFailedError,
     LicenceOverError,
@@ -120,13 +121,26 @@ class SimpleElasticAgent(ElasticAgent):
                 return RunResult(WorkerState.SUCCEEDED)
             except SignalException as received:
                 death_sig = received.sigval
-                self._peers.job.depart(f"{death_sig.name} was received on {_get_fq_hostname()}")
-                report.warn(f"{death_sig.name} was received: passing it on to the workers, {self._shutdown_timeout:g} s to stop")
+                self._peers.job.depart(f"{death_sig.name} was received by node {self._label()}", int(death_sig))
+                report.warn(f"{death_sig.name} was received: {self._what_a_signal_does()}")
                 raise
             finally:
                 self._shutdown(death_sig, timeout=self._shutdown_timeout)
                 self._peers.close_worker_store()
                 self._total_execution_time = int(time.monotonic() - started_at)
+
+    def _label(self) -> str:
+        """This node, as the others are told of it."""
+        group = self._worker_group
+        return node_label(group.group_rank, _get_fq_hostname(), (worker.global_rank for worker in group.workers))
+
+    def _what_a_signal_does(self) -> str:
+        match self._worker_group.state:
+            case WorkerState.INIT:
+                return "no worker was started yet"
+            case WorkerState.STOPPED | WorkerState.SUCCEEDED:
+                return "no worker runs any more"
+        return f"passing it on to the workers, {self._shutdown_timeout:g} s to stop"
 
     def _invoke_run(self, role: str = DEFAULT_ROLE) -> RunResult:
         """Perform one action after the other until the run is over."""
@@ -178,6 +192,7 @@ class SimpleElasticAgent(ElasticAgent):
                 report.warn(why)
                 self._restarting = agent_machine.Restart(why, 0)  # whatever the last one was, this stop has its grace
                 self._stop_workers(group)
+                self._hear_last_words()
                 group.state = WorkerState.FAILED
                 inbox.raise_pending()
                 return agent_machine.Stopped()
@@ -213,6 +228,8 @@ class SimpleElasticAgent(ElasticAgent):
         if isinstance(news, agent_machine.Fenced) or (isinstance(news, agent_machine.JobEnded) and news.how == "failed"):
             return news
         result = self._last_result = self._monitor_workers(group)
+        if result.state is WorkerState.FAILED or (isinstance(news, agent_machine.Regroup) and news.is_failure):
+            result = self._last_result = self._see_who_follows(result)
         if result.state is not WorkerState.SUCCEEDED and (why := self._licence_over()):
             return self._fenced(why)
         group.state = result.state
@@ -234,6 +251,13 @@ class SimpleElasticAgent(ElasticAgent):
         if self._peers.act_as_one:
             return None
         return self._own_restarts.rule(result, self._worker_group.spec.max_restarts, self._restarts())
+
+    def _see_who_follows(self, result: RunResult) -> RunResult:
+        """Workers failed, here or elsewhere; what is known when others had a moment to fail the same way."""
+        return result
+
+    def _hear_last_words(self) -> None:
+        """The workers are gone; those that were only stopped may have failed the same way meanwhile."""
 
     def _fenced(self, why: str) -> agent_machine.Fenced:
         self._peers.job.was_fenced(why)
@@ -262,6 +286,7 @@ class SimpleElasticAgent(ElasticAgent):
     def _restart_workers(self, worker_group: WorkerGroup) -> None:
         """Stop the workers of this agent, and begin anew."""
         self._stop_workers(worker_group)
+        self._hear_last_words()
         worker_group.state = WorkerState.STOPPED
         self._observe(agent_machine.Stopped())
         inbox.raise_pending()

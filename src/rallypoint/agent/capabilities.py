@@ -10,9 +10,13 @@ from rallypoint.agent.peers import CoordinatedPeers, PlainPeers, WakingPeers
 from rallypoint.agent.workers import WorkerSpec
 from rallypoint.output.log_specs import DefaultLogsSpecs, LogFolder, LogsSpecs
 from rallypoint.processes.context import PContext
-from rallypoint.processes.warden_context import WardedContext
+from rallypoint.processes.warden_context import EndReason, WardedContext
 from rallypoint.rendezvous.coordinated import CoordinatedHandler
 from rallypoint.rendezvous.handler import WakingHandler
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from rallypoint.failures.process_failure import ProcessFailure
 
 __all__ = ["NoFolders", "NoHold", "folders_of", "hold_on", "news_fd_of", "peers_of"]
 
@@ -35,14 +39,21 @@ class NoHold:
     licence_expired = False
     staying: frozenset[int] = frozenset()
     ends_with_failure = False
+    wants_last_words = False
+
+    def __init__(self) -> None:
+        self.last_words: dict[int, ProcessFailure] = {}
 
     def kill_at_once(self) -> None:
         return
 
-    def explain_end(self, pid: int, why: str, ago_s: float = 0.0) -> None:
+    def explain_end(self, pid: int, reason: EndReason) -> None:
         return
 
-    def end_worker(self, local_rank: int, why: str, ago_s: float = 0.0) -> None:
+    def end_worker(self, local_rank: int, reason: EndReason) -> None:
+        return
+
+    def await_others(self, timeout_s: float, urgent_fd: int | None) -> None:
         return
 
 

@@ -94,7 +94,7 @@ def _launch_agent(config: LaunchConfig, entrypoint: Entrypoint, args: list[Any],
     try:
         result = agent.run()
         events.record(agent.get_event_succeeded(), config.event_log_handler)
-        _raise_failures(_get_entrypoint_name(entrypoint, args), result, peers)
+        _raise_failures(_get_entrypoint_name(entrypoint, args), result, peers, agent.get_worker_group().workers[0].world_size)
         return result.return_values
     except SignalException:
         shutdown_rdzv = False
@@ -204,7 +204,7 @@ def _make_agent(
     )
 
 
-def _raise_failures(name: str, result: RunResult, peers: PlainPeers) -> None:
+def _raise_failures(name: str, result: RunResult, peers: PlainPeers, world_size: int) -> None:
     """A failed run becomes an error; of a job of several nodes, after the verdict, which is the same on all of them."""
     if not result.is_failed():
         return
@@ -218,9 +218,11 @@ def _raise_failures(name: str, result: RunResult, peers: PlainPeers) -> None:
     from rallypoint.failures.process_failure import ChildFailedError
 
     error = ChildFailedError(name=name, failures=result.failures)
+    error.world_size = world_size
     if isinstance(verdict, JobFailedError):
-        error.cause_exitcode = verdict.cause_exitcode
-        error.is_cause_elsewhere = verdict.cause_rank is not None and verdict.cause_rank not in result.failures
+        error.cause_text, error.cause_rank, error.cause_exitcode = verdict.cause_text, verdict.cause_rank, verdict.cause_exitcode
+        alike = [rank for rank in result.failures for first, last in verdict.alike if first <= rank <= last]
+        error.ranks_like_cause = tuple(alike)
     raise error
 
 

@@ -262,6 +262,28 @@ class LocalElasticAgent(SimpleElasticAgent):
             return RunResult(WorkerState.FAILED, failures={global_rank[local]: one for local, one in ended.failures.items()})
         return RunResult(WorkerState.SUCCEEDED, {global_rank[local]: value for local, value in ended.return_values.items()})
 
+    def _see_who_follows(self, result: RunResult) -> RunResult:
+        """A restart that may be left is not put off for that; nor is it of interest where we have ended a worker ourselves."""
+        is_last = self._own_restarts.are_surely_spent(self._remaining_restarts)
+        if not is_last or any(one.ended_on_purpose for one in result.failures.values()):
+            return result
+        hold = hold_on(self._pcontext)
+        hold.wants_last_words = True
+        hold.await_others(defaults.SAME_FAILURE_WAIT_S, self._peers.job.fence_fd())
+        return self._monitor_workers(self._worker_group)
+
+    def _hear_last_words(self) -> None:
+        global_rank = {worker.local_rank: worker.global_rank for worker in self._worker_group.workers}
+        said = hold_on(self._pcontext).last_words
+        late = {global_rank[local]: one for local, one in said.items() if one.traceback()}  # a bare exit code is how some stop
+        if not late:
+            return
+        kinds = {one.kind for one in self._last_result.failures.values()}
+        alike = {rank: one for rank, one in late.items() if one.kind in kinds}
+        self._last_result.failures.update(alike)
+        self._run_record.failed(RunResult(WorkerState.FAILED, failures=alike))
+        self._peers.report_failure(self._last_result, late)
+
     def _entrust_licence(self, licence_fd: int | None) -> None:
         if licence_fd is not None:
             warden_client.entrust(licence_fd)

@@ -12,7 +12,7 @@ Which of them an agent has is decided once, in `agent.capabilities`.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from rallypoint.agent.workers import RunResult, WorkerSpec
 from rallypoint.base import report
@@ -25,9 +25,12 @@ from rallypoint.rendezvous.handler import RendezvousInfo, WakingHandler
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from rallypoint.failures.process_failure import ProcessFailure
     from rallypoint.protocol.verdict import NodeReport
 
 __all__ = ["CoordinatedPeers", "NoJob", "OwnRestarts", "PlainPeers", "WakingPeers"]
+
+_NONE: Mapping[int, ProcessFailure] = {}
 
 
 class NoJob:
@@ -62,7 +65,7 @@ class NoJob:
     def was_fenced(self, why: str) -> None:
         return
 
-    def depart(self, why: str) -> None:
+    def depart(self, why: str, signal: int = 0) -> None:
         return
 
     def leave(self, failure: str) -> None:
@@ -94,8 +97,8 @@ class PlainPeers:
         """Readable when there may be something to observe."""
         return None
 
-    def report_failure(self, result: RunResult) -> None:
-        """Tell the others of it."""
+    def report_failure(self, result: RunResult, late: Mapping[int, ProcessFailure] = _NONE) -> None:
+        """Tell the others of it; `late` are those that failed only when they were stopped."""
 
     def drain(self, timeout_s: float) -> agent_machine.Observation | None:
         """We are done; what became of the job then. None: all there is to wait at is a barrier in the store."""
@@ -150,8 +153,8 @@ class CoordinatedPeers(WakingPeers):
         """They make a generation with us when the job decides so, and that is an observation."""
         return 0
 
-    def report_failure(self, result: RunResult) -> None:
-        self._job.report_failure(_as_told(result, self._spec))
+    def report_failure(self, result: RunResult, late: Mapping[int, ProcessFailure] = _NONE) -> None:
+        self._job.report_failure(_as_told(result.failures, late, self._spec))
 
     def drain(self, timeout_s: float) -> agent_machine.Observation:
         """The job is done when all are, or it begins anew for a failure elsewhere."""
@@ -167,16 +170,26 @@ class CoordinatedPeers(WakingPeers):
         return seen
 
 
-def _as_told(result: RunResult, spec: WorkerSpec) -> NodeReport:
+def _as_told(failed: Mapping[int, ProcessFailure], late: Mapping[int, ProcessFailure], spec: WorkerSpec) -> NodeReport:
     """Failures as other nodes are told of them: by how long ago they were, because clocks of two hosts differ."""
     from rallypoint.protocol.verdict import NodeReport, WorkerFailure
 
     failures = []
-    for rank, one in result.failures.items():
-        age_s = max(0.0, time.time() - one.failed_at)
-        failures.append(
-            WorkerFailure(rank, one.local_rank, spec.role, one.hostname, one.pid, one.exitcode, one.message, age_s, one.log_file)
+    for rank, one in {**failed, **late}.items():
+        failure = WorkerFailure(
+            rank=rank,
+            local_rank=one.local_rank,
+            role=spec.role,
+            host=one.hostname,
+            pid=one.pid,
+            exitcode=one.exitcode,
+            message=one.message,
+            age_s=max(0.0, time.time() - one.failed_at),
+            log_file=one.log_file,
+            stopped=rank in late,
+            place=one.place,
         )
+        failures.append(failure)
     return NodeReport(failures=tuple(failures), stopped=max(0, spec.local_world_size - len(failures)))
 
 
@@ -187,6 +200,10 @@ class OwnRestarts:
         self._policy = policy
         self._purse = restarts.Purse()
         self._started_at = time.monotonic()
+
+    def are_surely_spent(self, left: int) -> bool:
+        """With a window for them, some may have come back."""
+        return left <= 0 and self._policy.window_s <= 0
 
     def rule(self, result: RunResult, max_restarts: int, spent: int) -> restarts.Again | restarts.GiveUp:
         """What is left allows; subclasses of the agent may have changed how much that is."""

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from rallypoint.agent.workers import RunResult, WorkerGroup, WorkerSpec, _get_entrypoint_name
 from rallypoint.base import defaults, report
 from rallypoint.base.json_text import to_json
+from rallypoint.base.text import runs, who_of
 from rallypoint.events import FILE, Event, EventSource, is_recorded, record
 from rallypoint.health.status import AgentStatus, StatusBoard
 from rallypoint.metrics import put_metric
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from typing import TypeAlias
 
     from rallypoint.agent.capabilities import NoFolders
+    from rallypoint.failures.process_failure import ProcessFailure
     from rallypoint.output.log_specs import DefaultLogsSpecs
     from rallypoint.timers.file_timer import FileTimerRequest
 
@@ -64,9 +66,11 @@ def describe(result: RunResult) -> str:
     from rallypoint.failures.process_failure import ChildFailedError
 
     rank, failure = ChildFailedError("", result.failures).get_first_failure()
-    others = len(result.failures) - 1
+    alike = [one for one in result.failures if result.failures[one].kind == failure.kind]
+    others = len(result.failures) - len(alike)
+    who = f"rank {rank} (pid {failure.pid})" if len(alike) == 1 else who_of(runs(alike))
     more = f" and {others} more" if others else ""
-    return f"rank {rank} (pid {failure.pid}){more} failed: {failure.message}"
+    return f"{who}{more} failed{' the same way' if len(alike) > 1 and not others else ''}: {failure.message}"
 
 
 class RunRecord:
@@ -100,7 +104,7 @@ class RunRecord:
     def _note_at(self, at: float, name: str, facts: dict[str, object]) -> None:
         """With the seconds since the run began."""
         metadata = {"t": self._since_beginning(at), **facts}
-        self.file.add(Event(f"rallypoint.{name}", EventSource.AGENT, metadata=metadata))  # type: ignore[arg-type]
+        self.send(Event(f"rallypoint.{name}", EventSource.AGENT, metadata=metadata))  # type: ignore[arg-type]
 
     @property
     def has_sink(self) -> bool:
@@ -191,8 +195,9 @@ class RunRecord:
                 pid=failure.pid,
                 exitcode=failure.exitcode,
                 message=failure.message,
+                place=failure.place,
                 log_file=failure.log_file,
-                ago_s=_rounded(max(0.0, time.time() - failure.failed_at)),
+                ago_s=_rounded(max(0.0, time.time() - _ended_at(failure))),
             )
 
     def ended(self, succeeded: bool, why: str) -> None:
@@ -245,6 +250,11 @@ class RunRecord:
         if folders.run_log_dir != self._told_dir:
             self._told_dir = folders.run_log_dir
             report.info(f"logs are in {folders.run_log_dir}")
+
+
+def _ended_at(failure: ProcessFailure) -> float:
+    """When the failure ended the worker; of one that was ended for it that is later, and has a record of its own."""
+    return failure.ended_at if failure.ended_on_purpose and failure.ended_at is not None else failure.failed_at
 
 
 def _rounded(seconds: float) -> float:

@@ -17,6 +17,7 @@ from rallypoint.agent.records import RunRecord
 from rallypoint.agent.workers import WorkerGroup, WorkerSpec
 from rallypoint.base import defaults, environment, report
 from rallypoint.processes.context import PContext
+from rallypoint.processes.warden_context import EndReason
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -107,7 +108,7 @@ class WorkerMonitor:
         why = describe_expiry(request)
         self._record.board.count("expired_timers")
         self._record.note("timer.expired", pid=pid, scope=request.scope_id, message=why)
-        hold_on(self._read_context()).explain_end(os.getsid(pid), why)
+        hold_on(self._read_context()).explain_end(os.getsid(pid), EndReason(why))
 
     # --- hangs -------------------------------------------------------------------------------------------------------------
 
@@ -159,7 +160,8 @@ class WorkerMonitor:
                 message=one.why,
                 stacks=hang.summary_file,
             )
-            hold_on(self._read_context()).end_worker(one.local_rank, f"it hung: {one.why}", one.still_s)
+            reason = EndReason(f"it hung: {one.why}", one.still_s, hang.summary_file)
+            hold_on(self._read_context()).end_worker(one.local_rank, reason)
 
     # --- health ------------------------------------------------------------------------------------------------------------
 

@@ -122,6 +122,7 @@ HEALTH_TIMEOUT_S = 60  # without a sign of progress
 
 # Ends.
 SHUTDOWN_TIMEOUT_S = 30  # from the first signal to SIGKILL
+SAME_FAILURE_WAIT_S = 0.5  # after the last failure, for the others to fail the same way, if they do
 UNINTERRUPTIBLE_TIMEOUT_S = 10.0  # from SIGKILL until a process is called unkillable
 EXIT_BARRIER_TIMEOUT_S = 300.0
 

@@ -7,10 +7,15 @@ every message.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import groupby
 
-__all__ = ["host_port", "listed", "many", "parse_size", "parse_truth", "plural", "ranges", "runs"]
+__all__ = [
+    "Run", "count_of", "failure_kind", "host_port", "joined", "listed", "many", "node_label", "parse_size", "parse_truth",
+    "plural", "ranges", "runs", "who_of", "without_numbers",
+]  # fmt: skip
 
 _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+_HOST_CHARS_MAX = 40
 _TRUE_WORDS = ("1", "true", "t", "yes", "y", "on")
 _FALSE_WORDS = ("0", "false", "f", "no", "n", "off")
 
@@ -35,20 +40,37 @@ def host_port(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def runs(numbers: Iterable[int]) -> list[tuple[int, int]]:
+Run = tuple[int, int]  # the first and the last of some numbers without a gap
+
+
+def runs(numbers: Iterable[int]) -> list[Run]:
     """The first and the last of each run of numbers without a gap, in order."""
-    found: list[tuple[int, int]] = []
-    for number in sorted(set(numbers)):
-        if found and number == found[-1][1] + 1:
-            found[-1] = (found[-1][0], number)
+    return joined((number, number) for number in numbers)
+
+
+def joined(parts: Iterable[Run]) -> list[Run]:
+    """The same numbers in as few runs as possible, in order."""
+    found: list[Run] = []
+    for first, last in sorted(parts):
+        if found and first <= found[-1][1] + 1:
+            found[-1] = (found[-1][0], max(last, found[-1][1]))
         else:
-            found.append((number, number))
+            found.append((first, last))
     return found
+
+
+def count_of(parts: Iterable[Run]) -> int:
+    """How many numbers there are in runs that do not overlap."""
+    return sum(last - first + 1 for first, last in parts)
 
 
 def ranges(numbers: Iterable[int], separator: str = ",", most: int | None = None) -> str:
     """0, 1, 2, 5 as ``0-2,5``; with at most so many pieces, and dots for the rest."""
-    found = [str(first) if first == last else f"{first}-{last}" for first, last in runs(numbers)]
+    return _ranges_text(runs(numbers), separator, most)
+
+
+def _ranges_text(parts: Sequence[Run], separator: str, most: int | None) -> str:
+    found = [str(first) if first == last else f"{first}-{last}" for first, last in parts]
     return separator.join(found if most is None or len(found) <= most else [*found[:most], "..."])
 
 
@@ -60,6 +82,34 @@ def plural(number: int, one: str, several: str = "") -> str:
 def many(number: int, one: str, several: str = "") -> str:
     """So many of a thing: ``1 node``, ``2 nodes``."""
     return f"{number} {plural(number, one, several)}"
+
+
+def who_of(ranks: Sequence[Run], world_size: int = 0, most: int | None = 8) -> str:
+    """``rank 3``, ``ranks 0, 2-3``, or ``all 6 workers`` where these are all there are."""
+    if count_of(ranks) == world_size > 1:
+        return "both workers" if world_size == 2 else f"all {world_size} workers"
+    return f"{plural(count_of(ranks), 'rank')} {_ranges_text(ranks, ', ', most)}"
+
+
+def node_label(group_rank: int | None, host: str, ranks: Iterable[int]) -> str:
+    """``1 (vm, ranks 2-3)``, for after the word node; only the host's name where nothing else is known yet."""
+    found = runs(ranks)
+    if group_rank is None or not found:
+        return host
+    return f"{group_rank} ({host[:_HOST_CHARS_MAX]}, {who_of(found)})"
+
+
+def failure_kind(exitcode: int, message: str, place: str) -> tuple[int, str, str]:
+    """What two failures have in common that are the same: how they ended, their words, and the innermost place.
+
+    Numbers in the words do not count. They are often what tells workers apart: a rank, a device, a process id, a port.
+    """
+    return exitcode, without_numbers(message), place
+
+
+def without_numbers(text: str) -> str:
+    """The same with a ``#`` for each."""
+    return "".join("#" if is_number else "".join(chars) for is_number, chars in groupby(text, str.isdigit))
 
 
 def listed(names: Sequence[str], most: int = 16) -> str:

@@ -7,6 +7,7 @@ and lost work for each node. ``--json`` gives the same as one JSON document.
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 import textwrap
@@ -18,10 +19,11 @@ from rallypoint.base.text import many
 from rallypoint.cli.command_line import closest
 from rallypoint.cli.main import print_text
 from rallypoint.errors import ExitCode, UsageError
+from rallypoint.processes.kernel import stat_fields
 from rallypoint.story import phases
 from rallypoint.story.event_logs import select
-from rallypoint.story.event_records import ENDED
-from rallypoint.story.story import Account, Entry, NodeRun, Story, duration, sentence, tell
+from rallypoint.story.event_records import ENDED, STARTED, count, words
+from rallypoint.story.story import Account, Entry, EventLog, NodeRun, Present, Story, duration, launches, sentence, tell
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -45,6 +47,7 @@ _FLAGS = ("--json", "--all", "--help", "-h")
 _WIDTH = 100
 _NODE_MAX = 24
 _NAMED_MAX = 10  # the table names them all
+_CLOCK_STEP_MS = 5000.0  # by which the clock on the wall may have been set since a run began
 _COLUMNS = (phases.STARTING, phases.WAITING, phases.STOPPING, phases.RUNNING, phases.LOST)
 _UNIT = re.compile(r"(?<=\d) (?=(?:s|min|h)\b)")
 _JOINT = "\N{NO-BREAK SPACE}"
@@ -58,13 +61,16 @@ def explain_main(argv: Sequence[str]) -> int:
         if flags & {"--help", "-h"}:
             return print_text(USAGE)
         chosen = select(paths, show_all="--all" in flags)
-        story = tell(chosen.logs, show_all="--all" in flags)
+        present = _look_around(chosen.logs, time.time() * 1000)
+        *earlier, story = (tell(logs, "--all" in flags, present) for logs in launches(chosen.logs))
     except UsageError as error:
         print(f"rallypoint explain: error: {clip(str(error), 10_000)}", file=sys.stderr)
         return ExitCode.USAGE
     if chosen.left_out:
         story = story.replace(notes=(*story.notes, chosen.left_out))
-    return print_text(json.dumps(document(story), indent=2) if "--json" in flags else render(story))
+    if "--json" in flags:
+        return print_text(json.dumps({**document(story), "earlier": [document(one) for one in earlier]}, indent=2))
+    return print_text("\n\n\n".join(map(render, [*earlier, story])))
 
 
 def _read_arguments(argv: Sequence[str]) -> tuple[set[str], list[str]]:
@@ -80,6 +86,25 @@ def _read_arguments(argv: Sequence[str]) -> tuple[set[str], list[str]]:
     return flags, paths
 
 
+def _look_around(logs: Sequence[EventLog], now_ms: float) -> Present:
+    """Which of the agents run on this host: a process of that id is there, and is not younger than the run."""
+    running: set[tuple[str, int]] = set()
+    for log in logs:
+        for told in log.events:
+            host, pid = words(told, "hostname", 60), count(told, "pid")
+            if told.name == STARTED and host == os.uname().nodename and pid is not None and _runs_since(pid, told.timestamp_ms):
+                running.add((host, pid))
+    return Present(now_ms, frozenset(running))
+
+
+def _runs_since(pid: int, began_ms: float) -> bool:
+    fields = stat_fields(pid)
+    if len(fields) < 20 or fields[0] in (b"Z", b"X"):
+        return False
+    age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / os.sysconf("SC_CLK_TCK")
+    return time.time() * 1000 - age_s * 1000 < began_ms + _CLOCK_STEP_MS
+
+
 # --- text --------------------------------------------------------------------------------------------------------------------
 
 
@@ -92,11 +117,14 @@ def render(story: Story) -> str:
 
 
 def _header(story: Story) -> str:
-    ending = {True: "succeeded", False: "did not succeed", None: "has no end"}[story.outcome.succeeded]
+    outcome = story.outcome
+    ending = {True: "succeeded", False: "did not succeed", None: "has no end"}[outcome.succeeded]
+    end = "is still running" if outcome.is_running else f"{ending}: {outcome.why or 'no reason is told'}"
     names = ", ".join(run.node for run in story.runs[:_NAMED_MAX])
     more = f" and {len(story.runs) - _NAMED_MAX} more" if len(story.runs) > _NAMED_MAX else ""
-    lines = [f"run {story.run_id or '(of an unknown id)'} {ending}: {story.outcome.why or 'no reason is told'}"]
-    lines.append(f"from {_date(story.begin_ms)} for {duration(_since_s(story, story.end_ms))}")
+    lines = [f"run {story.run_id or '(of an unknown id)'} {end}"]
+    so_far = f" so far; goodput {story.total.goodput:.1%}" if outcome.is_running else ""
+    lines.append(f"from {_date(story.begin_ms)} for {duration(_since_s(story, story.end_ms))}{so_far}")
     lines.append(f"{many(len(story.runs), 'agent')}: {names}{more}")
     return "\n".join(_wrap(line, "", "  ") for line in lines)
 
@@ -154,7 +182,9 @@ def _is_open(run: NodeRun) -> bool:
 
 
 def _remarks(story: Story) -> Iterator[str]:
-    if any(map(_is_open, story.runs)):
+    if any(run.runs_at_ms is not None for run in story.runs):
+        yield "* still running: counted up to now"
+    if any(_is_open(run) and run.runs_at_ms is None for run in story.runs):
         yield "* killed or still running: counted up to the last event"
     untold = [(run.node, run.account.untold_s) for run in story.runs if run.account.untold_s]
     for node, untold_s in untold:
@@ -172,6 +202,7 @@ def document(story: Story) -> dict[str, Any]:
         "schema": SCHEMA,
         "run_id": story.run_id,
         "succeeded": story.outcome.succeeded,
+        "is_running": story.outcome.is_running,
         "why": story.outcome.why,
         "begin_ms": round(story.begin_ms),
         "end_ms": round(story.end_ms),

@@ -18,7 +18,7 @@ from rallypoint.base import defaults, environment, outbox, report
 from rallypoint.cli import command_line
 from rallypoint.cli.arguments import config_from_args, get_rdzv_endpoint, parse_min_max_nnodes
 from rallypoint.cli.entry_point import get_use_env, run_script_path
-from rallypoint.errors import ExitCode
+from rallypoint.errors import SIGNAL_BASE, ExitCode
 from rallypoint.hardware.devices import determine_local_world_size
 
 TYPE_CHECKING = False
@@ -31,7 +31,6 @@ __all__ = [
 ]  # fmt: skip
 
 _LEVELS = {"DEBUG": 10, "INFO": 20, "WARN": 30, "WARNING": 30, "ERROR": 40, "CRITICAL": 50, "FATAL": 50}
-_SIGNAL_BASE = 128  # what shells add to the number of the signal that ended a process
 _SIGINT = 2
 _LAST_LINES_S = 60.0  # for a console that takes its time, as a pager does
 _LAST_LINES_AFTER_A_SIGNAL_S = 5.0
@@ -50,7 +49,10 @@ def _launch(argv: Sequence[str] | None) -> int:
             return _answer(args)
         run(args)
     except (Exception, KeyboardInterrupt) as error:  # the process ends here, whatever it was
-        return _explain(error, args)
+        code = _explain(error, args)
+        if code != ExitCode.USAGE and not isinstance(error, errors.SignalException | errors.JobStoppedError | KeyboardInterrupt):
+            _point_to_story()
+        return code
     return ExitCode.SUCCESS
 
 
@@ -91,7 +93,7 @@ def _speaking(work: Callable[[], int]) -> int:
     outbox.begin_duty()
     try:
         code = work()
-        _await_readers(was_stopped=code > _SIGNAL_BASE)
+        _await_readers(was_stopped=code > SIGNAL_BASE)
         return code
     finally:
         outbox.end_duty(0.0)
@@ -158,9 +160,9 @@ def _explain(error: BaseException, args: SimpleNamespace) -> int:
             report.error(f"rallyrun: error: {error}")
             return _first_cause(error)
         case errors.SignalException():
-            return _SIGNAL_BASE + int(error.sigval)
+            return SIGNAL_BASE + int(error.sigval)
         case KeyboardInterrupt():
-            return _SIGNAL_BASE + _SIGINT
+            return SIGNAL_BASE + _SIGINT
     code = errors.exit_code(error)
     if code == ExitCode.INTERNAL:
         return _confess(error)
@@ -179,6 +181,16 @@ def _named_as_given(error: BaseException, args: SimpleNamespace) -> str:
     return f"{given_as}{text.removeprefix(field)}" if given_as else text
 
 
+def _point_to_story() -> None:
+    """Where the run has left its events, the last line says how to read them."""
+    files = sys.modules.get("rallypoint.story.event_file")  # if it is not loaded, there was no run
+    path = files.current.path if files is not None and files.current is not None else ""
+    if path:
+        import shlex
+
+        report.info(f"for what happened, and when: rallypoint explain {shlex.quote(os.path.dirname(path))}")
+
+
 def _trouble(error: BaseException) -> str:
     """What the host lacks, and where that is set; with nothing left to read that from, what the error itself says."""
     try:
@@ -194,7 +206,7 @@ def _first_cause(error: Any) -> int:
     code = error.cause_exitcode
     if code is None:
         code = int(error.get_first_failure()[1].exitcode) if error.failures else ExitCode.WORKER_FAILED
-    return _SIGNAL_BASE - code if code < 0 else code or ExitCode.WORKER_FAILED
+    return SIGNAL_BASE - code if code < 0 else code or ExitCode.WORKER_FAILED
 
 
 def _confess(error: BaseException) -> int:

@@ -1,4 +1,8 @@
-"""The command ``rallypoint stacks``: what a worker does at this moment, asked over its control socket."""
+"""The command ``rallypoint stacks``: what a worker does at this moment.
+
+It is asked over its control socket. One that has none, but was prepared for a watch over hangs, is asked by the signal that its
+agent would use.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +13,13 @@ import socket
 import sys
 from collections.abc import Sequence
 
-from rallypoint.base import report
+from rallypoint.base import defaults, report
 from rallypoint.control_plane import TORCH_WORKER_SERVER_SOCKET
 from rallypoint.errors import ExitCode, RallypointError, UsageError
 from rallypoint.net.private_socket import peer_of
 from rallypoint.processes.activity import families_of
 
-__all__ = ["ask", "find_sockets", "stacks_main"]
+__all__ = ["NoSocketError", "ask", "find_prepared", "find_sockets", "stacks_main"]
 
 ANSWER_S = 5.0
 ANSWER_BYTES_MAX = 16 * 1024 * 1024
@@ -23,10 +27,20 @@ ENVIRONMENT_BYTES_MAX = 4 * 1024 * 1024
 USAGE = f"""\
 usage: rallypoint stacks SOCKET|PID ...
 
-Print the Python stacks of all threads of a worker that runs inside worker_main().
+Print the Python stacks of all threads of a worker that runs inside worker_main(), or of a job with --hang-timeout.
 SOCKET  path of its control socket, as in {TORCH_WORKER_SERVER_SOCKET}
 PID     a worker, or the launcher for all of its workers
 """
+
+
+_HOW_TO_PREPARE = (
+    "start the job with --hang-timeout SECONDS, or run its work inside worker_main(). "
+    "For this one, `py-spy dump --pid PID` shows them, where py-spy is installed and allowed"
+)
+
+
+class NoSocketError(UsageError):
+    """There is a process, but none below it has a control socket."""
 
 
 def stacks_main(argv: Sequence[str]) -> int:
@@ -38,6 +52,9 @@ def stacks_main(argv: Sequence[str]) -> int:
     for word in argv:
         try:
             paths = find_sockets(int(word)) if word.isdecimal() else [word]
+        except NoSocketError as error:
+            code = _show_by_signal(int(word), error) or code
+            continue
         except UsageError as error:
             code = _complain(error, ExitCode.USAGE)
             continue
@@ -46,13 +63,35 @@ def stacks_main(argv: Sequence[str]) -> int:
     return code
 
 
+def _show_by_signal(pid: int, why_no_socket: NoSocketError) -> int:
+    from rallypoint.hangs.stacks import StackDesk
+
+    code, workers = ExitCode.SUCCESS, find_prepared(pid)
+    for worker, place in workers.items():
+        try:
+            desk = StackDesk.of_another(place)
+        except OSError as error:
+            code = _complain(RallypointError(f"process {worker} cannot be asked: {error.strerror}"), ExitCode.WORKER_FAILED)
+            continue
+        try:
+            processes = desk.ask({0: worker}, {})[0].processes
+        finally:
+            desk.close()
+        for one in processes:
+            _print_stacks(f"process {one.pid} {one.command}".rstrip(), one.text or f"no stacks: {one.why_none}")
+    return code if workers else _complain(why_no_socket, ExitCode.USAGE)
+
+
+def _print_stacks(of: str, text: str) -> None:
+    print("\n".join(map(report.escaped, [f"=== {of}", *text.split("\n")])), flush=True)
+
+
 def _show(path: str) -> int:
     try:
         pid, stacks = ask(path, "dump_traceback")
     except RallypointError as error:
         return _complain(error, ExitCode.USAGE if isinstance(error, UsageError) else ExitCode.WORKER_FAILED)
-    lines = [f"=== process {pid} at {path}", *stacks.split("\n")]
-    print("\n".join(map(report.escaped, lines)), flush=True)
+    _print_stacks(f"process {pid} at {path}", stacks)
     return ExitCode.SUCCESS
 
 
@@ -110,16 +149,25 @@ def _ask(connection: http.client.HTTPConnection, handler: str) -> str:
 
 
 def find_sockets(pid: int) -> list[str]:
-    """The control sockets at which a process and those below it listen; UsageError if there are none."""
+    """The control sockets at which a process and those below it listen; NoSocketError if there are none."""
     if not os.path.exists(f"/proc/{pid}"):
         raise UsageError(f"there is no process {pid}")
     tree = families_of([pid])[pid]
     named = dict.fromkeys(path for one in tree if (path := _named_by(one)))
     found = [path for path in dict.fromkeys(one for path in named for one in _places(path)) if _listener_at(path) in tree]
     if not found:
-        why = f"nothing listens at {', '.join(named)}; is the work inside worker_main()?" if named else "it is not set"
-        raise UsageError(f"neither process {pid} nor one below it has a {TORCH_WORKER_SERVER_SOCKET}: {why}")
+        why = f"nothing listens at {', '.join(named)}; is the work inside worker_main()?" if named else _HOW_TO_PREPARE
+        raise NoSocketError(f"neither process {pid} nor one below it was prepared to show its stacks: {why}")
     return found
+
+
+def find_prepared(pid: int) -> dict[int, str]:
+    """The workers among a process and those below it whose interpreters answer their agent's signal, and where to."""
+    found: dict[str, int] = {}
+    for one in families_of([pid])[pid]:
+        if place := _variable(one, defaults.ENV_STACKS):
+            found.setdefault(place, one)  # the worker itself comes before its children, which have the same
+    return {one: place for place, one in found.items()}
 
 
 def _places(path: str) -> list[str]:
@@ -140,14 +188,19 @@ def _listener_at(path: str) -> int | None:
 
 def _named_by(pid: int) -> str | None:
     """The socket in the environment with which a process was started, as its folder would have it."""
+    path = _variable(pid, TORCH_WORKER_SERVER_SOCKET)
+    try:
+        return os.path.join(os.readlink(f"/proc/{pid}/cwd"), path) if path else None
+    except OSError:  # it has ended
+        return None
+
+
+def _variable(pid: int, name: str) -> str:
+    """As the process was started with it; empty if it was not, has ended, or belongs to another user."""
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
             variables = file.read(ENVIRONMENT_BYTES_MAX).split(b"\0")
-        folder = os.readlink(f"/proc/{pid}/cwd")
-    except OSError:  # it has ended, or belongs to another user
-        return None
-    prefix = f"{TORCH_WORKER_SERVER_SOCKET}=".encode()
-    for variable in variables:
-        if variable.startswith(prefix) and len(variable) > len(prefix):
-            return os.path.join(folder, os.fsdecode(variable[len(prefix) :]))
-    return None
+    except OSError:
+        return ""
+    prefix = f"{name}=".encode()
+    return next((os.fsdecode(one[len(prefix) :]) for one in variables if one.startswith(prefix)), "")

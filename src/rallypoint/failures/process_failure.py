@@ -17,7 +17,7 @@ import time
 from itertools import groupby
 
 from rallypoint.base.records import Record, field
-from rallypoint.base.text import ranges
+from rallypoint.base.text import failure_kind, ranges, runs, who_of, without_numbers
 from rallypoint.errors import UsageError, plainly_told
 from rallypoint.failures.tracebacks import (
     Frame,
@@ -88,10 +88,13 @@ class ProcessFailure(Record):
     hostname: str = field(default="", kw_only=True)  # empty: this host
     stderr_tail: str = field(default="", kw_only=True)
     log_file: str = field(default="", kw_only=True)
+    no_log_advice: str = field(default="", kw_only=True)  # where there is no log: how to get one
+    stacks_file: str = field(default="", kw_only=True)  # what it and the others did when it was found to hang
     ended_at: float | None = field(default=None, kw_only=True)  # wall clock, seconds
     killed_for_memory: str = field(default="", kw_only=True)  # what the kernel said, as a sentence
     ended_on_purpose: str = field(default="", kw_only=True)  # why rallypoint itself ended it, as the end of a sentence
     full_log_folder: str = field(default="", kw_only=True)  # where its log files are, if their disk takes nothing more
+    failed_before_s: float = field(default=0.0, kw_only=True)  # how long before its end, if that was on purpose
     global_rank: int | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
@@ -119,6 +122,8 @@ class ProcessFailure(Record):
             return exact_ns / 1e9
         if self.ended_at is None:
             return float(self.timestamp)
+        if self.failed_before_s:
+            return self.ended_at - self.failed_before_s
         return self.ended_at if self.error_file == NOT_AVAILABLE else min(self.ended_at, self.timestamp + 1.0)
 
     def signal_name(self) -> str:
@@ -140,6 +145,23 @@ class ProcessFailure(Record):
             return find_traceback(recorded)
         find = find_fatal_error if self.exitcode < 0 else find_traceback
         return find(self.stderr_tail)
+
+    @property
+    def place(self) -> str:
+        """The innermost call, as ``train.py:12 in main``. Where none is known, an exit code is told apart by the last line on
+        stderr, numbers aside; a signal is not, as it may come anywhere.
+        """
+        traceback = self.traceback()
+        if traceback is not None and traceback.frames:
+            frame = traceback.frames[-1]
+            return f"{os.path.basename(frame.file)}:{frame.line}" + (f" in {frame.function}" if frame.function else "")
+        lines = plain_lines(self.stderr_tail.strip()) if self.exitcode > 0 else []
+        return without_numbers(_short(lines[-1])) if lines else ""
+
+    @property
+    def kind(self) -> tuple[int, str, str]:
+        """Equal for failures that are the same."""
+        return failure_kind(self.exitcode, _what_happened(self), self.place)
 
     def _made_up_message(self) -> str:
         if self.ended_on_purpose:
@@ -167,9 +189,13 @@ class ChildFailedError(Exception):
         super().__init__(name, failures)  # both, so that the error survives pickling
         self.name = name
         self.failures = failures
-        # What the verdict on a job of several nodes says: how the cause ended, and whether it was a worker of another node.
+        self.world_size = 0  # workers of the whole job, where that is known
+        # What the verdict on a job of several nodes says: the cause in words, whose it was, how that ended, and which others here
+        # failed as it did.
+        self.cause_text = ""
+        self.cause_rank: int | None = None
         self.cause_exitcode: int | None = None
-        self.is_cause_elsewhere = False
+        self.ranks_like_cause: tuple[int, ...] = ()
 
     def __str__(self) -> str:
         return self.format_msg()
@@ -228,12 +254,31 @@ def _summarize(error: ChildFailedError, border: str, rule: str) -> str:
     """The whole text, between two borders."""
     if not error.failures:
         return _between(border, [f"{error.name} FAILED", _line_of(rule), "No worker's failure is known; see the lines above."])
-    rank, first = error.get_first_failure()
-    title = "First failure on this node, a victim of the cause above" if error.is_cause_elsewhere else "First cause"
-    headline = _short(f"{error.name} FAILED: rank {rank} {_what_happened(first)}")
-    lines = [headline, _line_of(rule), *_first_cause(title, rank, first)]
-    others = _other_failures(rank, first, error.failures)
+    rank, first = _most_telling(error)
+    same = sorted(one for one, failure in error.failures.items() if one != rank and failure.kind == first.kind)
+    who = who_of(runs([rank, *same]), error.world_size)
+    headline = _short(f"{error.name} FAILED: {error.cause_text or f'{who} {_what_happened(first)}'}")
+    lines = [headline, _line_of(rule), *_first_cause(_title(error, rank), rank, first)]
+    if same:
+        lines.append(f"  and {who_of(runs(same))}: the same")
+    others = _other_failures(first, {one: error.failures[one] for one in error.failures.keys() - {rank, *same}})
     return _between(border, [*lines, *([_line_of(rule), *others] if others else [])])
+
+
+def _most_telling(error: ChildFailedError) -> tuple[int, ProcessFailure]:
+    """The cause of the whole job, if it is ours, else one like it, else the first here: a screen has one cause."""
+    for rank in (error.cause_rank, *sorted(error.ranks_like_cause)):
+        if rank is not None and rank in error.failures:
+            return rank, error.failures[rank]
+    return error.get_first_failure()
+
+
+def _title(error: ChildFailedError, rank: int) -> str:
+    if error.cause_rank is None or rank == error.cause_rank:
+        return "First cause"
+    return (
+        "The same on this node" if rank in error.ranks_like_cause else "First failure on this node, a victim of the cause above"
+    )
 
 
 def _between(border: str, lines: list[str]) -> str:
@@ -284,7 +329,8 @@ def _first_cause(title: str, rank: int, failure: ProcessFailure) -> list[str]:
         *_section("error", plain_lines(_told_message(failure).strip())[:_MESSAGE_LINES_MAX]),
         *_where(failure),
         *_stderr(failure),
-        f"  log: {failure.log_file or _NO_LOG}",
+        f"  log: {failure.log_file or failure.no_log_advice or _NO_LOG}",
+        *([f"  stacks: {failure.stacks_file}"] if failure.stacks_file else []),
         *([f"  error file: {failure.error_file}"] if _has_error_file(failure) else []),
         *_section("what to do", _advice(failure)),
     ]
@@ -363,11 +409,11 @@ def _exit_code_advice(exitcode: int) -> list[str]:
     return []
 
 
-def _other_failures(first_rank: int, first: ProcessFailure, failures: dict[int, ProcessFailure]) -> list[str]:
+def _other_failures(first: ProcessFailure, failures: dict[int, ProcessFailure]) -> list[str]:
     """One line for all who failed alike, in the order in which they did."""
-    alike: dict[tuple[str, str], list[int]] = {}
-    for rank in sorted(failures.keys() - {first_rank}, key=lambda rank: (failures[rank].failed_at, rank)):
-        alike.setdefault((_exit_text(failures[rank]), _what_happened(failures[rank])), []).append(rank)
+    alike: dict[tuple[int, str, str], list[int]] = {}
+    for rank in sorted(failures, key=lambda rank: (failures[rank].failed_at, rank)):
+        alike.setdefault(failures[rank].kind, []).append(rank)
     if not alike:
         return []
     groups = [_group_line(ranks, failures, first.failed_at) for ranks in alike.values()]

@@ -135,6 +135,15 @@ class StackDesk:
         self._names = [f"rallypoint-stacks-{os.getpid()}-{rank}" for rank in range(size)]
         self._fds = [os.memfd_create(name) for name in self._names]
 
+    @classmethod
+    def of_another(cls, place: str) -> StackDesk:
+        """That of an agent which told a worker this place, to ask this one worker; OSError if it is gone, or not for us."""
+        path = place.partition(":")[2]
+        desk = cls(0)
+        desk._fds = [os.open(path, os.O_RDWR | os.O_CLOEXEC)]
+        desk._names = [_link(path).removeprefix("/memfd:").removesuffix(" (deleted)")]
+        return desk
+
     def place(self, rank: int) -> str:
         """What the worker has to know: the signal, and where its answer goes."""
         return f"{int(STACK_SIGNAL)}:/proc/{os.getpid()}/fd/{self._fds[rank]}"

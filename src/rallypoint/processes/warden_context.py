@@ -16,6 +16,7 @@ import time
 from abc import abstractmethod
 
 from rallypoint.base import defaults, environment, report
+from rallypoint.base.records import Value
 from rallypoint.base.signals import inbox
 from rallypoint.errors import LicenceOverError, UnkillableWorkersError, WorkerStartError, worker_start_error
 from rallypoint.output.log_specs import LogsDest, LogsSpecs, Std, file_clerk
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from rallypoint.failures.process_failure import ProcessFailure
     from rallypoint.protocol.shutdown import Send, Target
 
-__all__ = ["WardedContext"]
+__all__ = ["EndReason", "WardedContext"]
 
 START_TIMEOUT_S = 60.0  # forking a few hundred processes takes less than one
 SIGNALLED_START_S = 0.5  # what is left for it once a signal has come; only an import in a fork server takes longer
@@ -42,6 +43,14 @@ QUICK_ANSWER_S = 0.2  # the same, where the workers must be gone by now
 SHOWN_TIMEOUT_S = 1.0  # for what ended workers wrote, before their end is told
 DRAIN_TIMEOUT_S = 1.0  # for the last lines of ended workers, should the console be slow; it may take them later, too
 FILES_TIMEOUT_S = 2.0  # for a disk with log files that does not answer
+
+
+class EndReason(Value):
+    """Why a worker is ended on purpose, how long ago it failed, and where what it did then is written down."""
+
+    why: str = ""
+    ago_s: float = 0.0
+    stacks_file: str = ""
 
 
 class WardedContext(PContext):
@@ -79,7 +88,9 @@ class WardedContext(PContext):
         self._rest: tuple[int, ...] | None = None  # None: not reported yet
         self._look_at_warden_at = self._give_up_at = math.inf  # while it owes us an answer
         self._memory_kills: MemoryKills | None = None
-        self._end_reasons: dict[int, tuple[str, float]] = {}  # pid -> why it is being ended, and how long ago it failed
+        self._end_reasons: dict[int, EndReason] = {}  # by process id
+        self.wants_last_words = False  # whether it matters how workers end that are stopped
+        self.last_words: dict[int, ProcessFailure] = {}  # of those that failed only when they were stopped, by local rank
 
     @abstractmethod
     def _launch_of(self, local_rank: int, env: dict[str, str]) -> Launch:
@@ -98,15 +109,23 @@ class WardedContext(PContext):
     def pids(self) -> dict[int, int]:
         return dict(self._pids)
 
-    def end_worker(self, local_rank: int, why: str, ago_s: float = 0.0) -> None:
+    def end_worker(self, local_rank: int, reason: EndReason) -> None:
         """Kill a worker on purpose: what is told of its end is the reason, and that it failed so long ago."""
-        self.explain_end(self._pids[local_rank], why, ago_s)
+        self.explain_end(self._pids[local_rank], reason)
         if self._warden is not None and local_rank not in self._exits:
             self._warden.signal_worker(local_rank, signal.SIGKILL)
 
-    def explain_end(self, pid: int, why: str, ago_s: float = 0.0) -> None:
+    def explain_end(self, pid: int, reason: EndReason) -> None:
         """Say why somebody is about to end the worker with this process id; the first reason counts."""
-        self._end_reasons.setdefault(pid, (why, ago_s))
+        self._end_reasons.setdefault(pid, reason)
+
+    def await_others(self, timeout_s: float, urgent_fd: int | None) -> None:
+        """Until all have ended by themselves, or for this time; for no longer than until a signal or something urgent."""
+        give_up_at = time.monotonic() + timeout_s
+        while len(self._exits) < self.nprocs and (left_s := give_up_at - time.monotonic()) > 0:
+            if wait_readable([self.news_fd(), inbox.fileno(), urgent_fd], left_s) - {self.news_fd()}:
+                return
+            self._absorb()
 
     @property
     def licence_expired(self) -> bool:
@@ -207,7 +226,7 @@ class WardedContext(PContext):
                     from rallypoint.base import limits
 
                     why = limits.explain(errno) or reason
-                    error = worker_start_error(errno, f"worker {rank} could not be started: {why}")
+                    error = worker_start_error(errno, f"{self._rank_text(rank)} could not be started: {why}")
                     self._start_error = self._start_error or error
                 case Exited():
                     self._note_exit(news)
@@ -265,7 +284,8 @@ class WardedContext(PContext):
         try:
             return file_clerk.do(lambda: self._read_failure(ended, self._logs, tail), FILES_TIMEOUT_S)
         except TimeoutError as error:
-            report.warn(f"the files of worker {ended.local_rank} do not tell why it failed: {error.strerror}")
+            report.warn(f"the files of {self._rank_text(ended.local_rank)} do not tell why it failed: {error.strerror}")
+            self.wants_last_words = False  # each could take as long
             return self._read_failure(ended, LogsDest(error_files={ended.local_rank: ""}), tail)
 
     def _read_failure(self, ended: Exited, logs: LogsDest, tail: str) -> ProcessFailure:
@@ -280,7 +300,8 @@ class WardedContext(PContext):
             log_file = self._outlets.keep_tail(os.path.dirname(error_file), tail)
         else:
             tail = tail or self._outlets.file_tail(log_file)
-        why, ago_s = self._end_reasons.get(ended.pid, ("", 0.0)) if ended.exitcode < 0 else ("", 0.0)
+        reason = self._end_reasons.get(ended.pid, EndReason()) if ended.exitcode < 0 else EndReason()
+        is_for_memory = ended.exitcode == -signal.SIGKILL and not reason.why
         return ProcessFailure(
             local_rank=rank,
             pid=ended.pid,
@@ -288,10 +309,21 @@ class WardedContext(PContext):
             error_file=error_file,
             stderr_tail=tail,
             log_file=log_file,
-            ended_at=ended.at - ago_s,
-            killed_for_memory=self._memory_kills.explain(ended.pid) if ended.exitcode == -signal.SIGKILL and not why else "",
-            ended_on_purpose=why,
-            full_log_folder=self._outlets.full_folder(rank) if log_file and not why else "",
+            no_log_advice=self._no_log_advice(),
+            stacks_file=reason.stacks_file,
+            ended_at=ended.at,
+            failed_before_s=reason.ago_s,
+            killed_for_memory=self._memory_kills.explain(ended.pid) if is_for_memory else "",
+            ended_on_purpose=reason.why,
+            full_log_folder=self._outlets.full_folder(rank) if log_file and not reason.why else "",
+        )
+
+    def _no_log_advice(self) -> str:
+        """Where there is a folder for logs already, only the flag is missing that fills it."""
+        return (
+            ""
+            if getattr(self._logs_specs, "is_temporary", True)
+            else "it wrote nothing to stderr; add --tee 3 to keep stdout too"
         )
 
     def _close(self, death_sig: signal.Signals, timeout: float) -> None:
@@ -299,6 +331,7 @@ class WardedContext(PContext):
         try:
             if self._warden is not None and (self._pids or self.licence_expired):
                 stuck = self._stop_all(death_sig, timeout)
+                self._hear_last_words()
             elif self._warden is not None:
                 self._warden.kill()  # nobody was started; it may be busy importing what it was to run
         finally:
@@ -306,6 +339,12 @@ class WardedContext(PContext):
         if stuck:
             pids = [self._pids[target.number] if target.is_worker else target.number for target in stuck]
             raise UnkillableWorkersError(sorted(pids), self.kill_wait_s)
+
+    def _hear_last_words(self) -> None:
+        """Of workers that ended with an exit code of their own, although they were told to stop; as long as files can be read."""
+        for rank, ended in self._exits.items():
+            if self.wants_last_words and ended.exitcode > 0 and rank not in self._failures:
+                self.last_words[rank] = self._describe(ended)
 
     def _let_go(self, keep_warden: bool) -> None:
         if self._outlets is not None:
@@ -392,8 +431,14 @@ class WardedContext(PContext):
     def _present(self) -> list[Target]:
         from rallypoint.protocol.shutdown import Target
 
-        workers = [Target(True, rank) for rank in self._pids if rank not in self._exits]
+        left = {rank: pid for rank, pid in self._pids.items() if rank not in self._exits}
+        workers = [Target(True, rank, f"{self._rank_text(rank)} (pid {pid})") for rank, pid in left.items()]
         return workers + [Target(False, pid) for pid in self._rest or ()]
+
+    def _rank_text(self, local_rank: int) -> str:
+        """Workers are told of by the rank that they have in the whole job."""
+        rank = self.envs[local_rank].get(defaults.ENV_RANK)
+        return f"worker {local_rank}" if rank is None else f"rank {rank}"
 
     def _send(self, sends: tuple[Send, ...]) -> None:
         assert self._warden is not None

@@ -99,10 +99,11 @@ class Failed(Value):
 
 
 class Regroup(Value):
-    """The generation of this number is over, for a reason that lies elsewhere: workers have to go, and a new one will come."""
+    """The generation of this number is over, for a reason that lies elsewhere: workers have to go, and a new one may come."""
 
     why: str
     generation: int = 0
+    is_failure: bool = False  # workers failed there
 
 
 class Fenced(Value):

@@ -38,7 +38,7 @@ from contextlib import suppress
 
 from rallypoint.base import defaults
 from rallypoint.base.records import Value
-from rallypoint.base.text import listed, many
+from rallypoint.base.text import listed, many, node_label, plural
 from rallypoint.coordination.model import Compare, Delete, Snapshot, Transaction
 from rallypoint.protocol import job_records as job
 from rallypoint.protocol.job_records import NOT_READY, NodeRecord, Seat, Signal
@@ -83,10 +83,17 @@ class Policy(Value):
 
 
 class Seated(Value):
-    """Where a node sat, and under which name."""
+    """Where a node sat, under which name, and with which ranks of workers."""
 
     name: str
     group_rank: int
+    first_rank: int = 0
+    workers: int = 0
+
+    @property
+    def label(self) -> str:
+        """As people are told of it, after the word node."""
+        return node_label(self.group_rank, self.name, range(self.first_rank, self.first_rank + self.workers))
 
 
 class Node(Value):
@@ -111,7 +118,7 @@ class Node(Value):
 class Gone(Value):
     """A member that is no longer here: when the leader saw it, and why; the cause says whether it may still run workers."""
 
-    name: str
+    name: str  # as people are told of it
     at: float
     cause: str  # of coordination.model.Event, or "expelled"
 
@@ -263,14 +270,15 @@ def _running(roster: Mapping[str, Node], current: Current, policy: Policy, now: 
 def _after_loss(lost: list[str], current: Current, policy: Policy, now: float) -> Decision:
     """Where a fence is longer than a lease, a silent node is given the time to come back: the others could not go on sooner."""
     gone = [current.gone[node_id] for node_id in lost if node_id in current.gone]
-    names = listed([current.members[node_id].name for node_id in lost])
+    names = f"{plural(len(lost), 'node')} {listed([current.members[node_id].label for node_id in lost])}"
     if gone and all(one.is_departure for one in gone):
         return Interrupt("departure", f"{names} left")
     returns_until = min((one.may_return_until(policy) for one in gone), default=now)
     if now < returns_until:
-        return Wait(f"{names} has not been heard of; it may come back", returns_until)
+        return Wait(f"{names} {plural(len(lost), 'has', 'have')} not been heard of, but may come back", returns_until)
     silent = any(one.cause == "expired" for one in gone)
-    return Interrupt("loss", f"{names} was lost: {'not heard of in time' if silent else 'its agent was killed'}")
+    how = "not heard of in time" if silent else plural(len(lost), "its agent was killed", "their agents were killed")
+    return Interrupt("loss", f"{names} {plural(len(lost), 'was', 'were')} lost: {how}")
 
 
 def _consider_joiners(roster: Mapping[str, Node], current: Current, policy: Policy, now: float) -> Decision:

@@ -166,12 +166,13 @@ class Signal(Value):
 
 
 class Closed(Value):
-    """The job's end. `verdict` is there when it failed through its workers."""
+    """The job's end. `verdict` is there when it failed through its workers, `signal` is the one that it was stopped with."""
 
     kind: ClosedKind
     why: str
     by: str
     verdict: Verdict | None = None
+    signal: int = 0
 
 
 class Status(Value):

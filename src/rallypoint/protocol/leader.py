@@ -13,9 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from itertools import pairwise
 
 from rallypoint.base.records import Value
-from rallypoint.base.text import listed
+from rallypoint.base.text import listed, plural
 from rallypoint.coordination import model as kv
 from rallypoint.protocol import job_records as job
 from rallypoint.protocol.generation import (
@@ -154,7 +155,9 @@ class Roster:
             self.returned_at = max(self.returned_at, item.mod_revision)
         elif kind == "failures":
             reports = self._failures.setdefault(int(middle[0]), {})
-            reports.setdefault(node_id, decode_report(item.value, item.create_revision))
+            reports[node_id] = decode_report(
+                item.value, item.create_revision
+            )  # the last one knows most, the first gave its place
 
     def _put_node(self, node_id: str, item: kv.Item, now: float) -> None:
         record = job.decode(job.NodeRecord, item.value)
@@ -184,7 +187,7 @@ class Roster:
             return
         self._explicit -= node.record.hint_is_explicit
         if node_id in self.members:
-            self.gone[node_id] = Gone(node.record.name, now, cause)
+            self.gone[node_id] = Gone(self.members[node_id].label, now, cause)
             self._count_death(node_id, node.record.name, cause, now)
 
     def _count_death(self, node_id: str, name: str, cause: str, now: float) -> None:
@@ -201,9 +204,9 @@ class Roster:
     def begin(self, generation: int, seats: Sequence[job.Seat], ids: Sequence[str], now: float) -> None:
         """The generation that counts has these members. Whoever of them is not here may have been lost this very moment."""
         self.generation = generation
-        self.members = {node_id: Seated(seat.name, seat.group_rank) for node_id, seat in zip(ids, seats, strict=True)}
+        self.members = _members(seats, ids)
         self.gone = {
-            node_id: Gone(seat.name, now, self._left.get(node_id, "expired"))
+            node_id: Gone(seat.label, now, self._left.get(node_id, "expired"))
             for node_id, seat in self.members.items()
             if node_id not in self.nodes
         }
@@ -227,7 +230,7 @@ class Roster:
         verdict = judge_failures(reports, lost, departed, self._world_size)
         if lost or departed:
             return verdict
-        failed = sum(len(report.failures) + report.unnamed for report in reports)
+        failed = verdict.alike_count + verdict.victim_count
         return verdict.replace(stopped=max(0, self._world_size - failed))  # nodes where nothing failed have stopped theirs too
 
     def ended(self, current: Current, joiners: Sequence[Node], ran_s: float) -> Ended:
@@ -515,7 +518,7 @@ class Leader:
         seated = {one.id for one in form.order}
         shunned = [node for node_id, node in nodes.items() if node.shunned_until > now and node_id not in seated]
         expelled = [gone.name for node_id, gone in self.roster.gone.items() if node_id in board.expelled]
-        told = f"; without {listed(expelled)}, which did not stop in time" if expelled else ""
+        told = f"; without {plural(len(expelled), 'node')} {listed(expelled)}, which did not stop in time" if expelled else ""
         if shunned:
             names = ", ".join(f"{node.record.name} for {node.shunned_until - now:.0f} s" for node in shunned[:4])
             told += f"; left out, because their workers keep failing: {names}"
@@ -555,6 +558,18 @@ class Leader:
 
     def _closed(self, kind: job.ClosedKind, why: str, verdict: Verdict | None = None) -> kv.Put:
         return kv.Put(job.CLOSED, job.encode(job.Closed(kind, why[: job.MAX_WHY], self.name, verdict)))
+
+
+def _members(seats: Sequence[job.Seat], ids: Sequence[str]) -> dict[str, Seated]:
+    """Who sits where; the workers of a seat are those up to the next one's first."""
+    ends = sorted({*(seat.first_rank for seat in seats), *(seat.world_size for seat in seats[:1])})
+    following = dict(pairwise(ends))
+    return {
+        node_id: Seated(
+            seat.name, seat.group_rank, seat.first_rank, following.get(seat.first_rank, seat.first_rank) - seat.first_rank
+        )
+        for node_id, seat in zip(ids, seats, strict=True)
+    }
 
 
 def _ids(items: tuple[kv.Item, ...]) -> list[str]:

@@ -140,8 +140,8 @@ class Participant:
         """What the next session of this node has to vouch for."""
         return Former(self.id, self.seat.generation) if self.seat is not None else self._former
 
-    def close(self, kind: job.ClosedKind, why: str) -> None:
-        self._closing = job.Closed(kind, why, self.record.name)
+    def close(self, kind: job.ClosedKind, why: str, signal: int = 0) -> None:
+        self._closing = job.Closed(kind, why, self.record.name, signal=signal)
 
     def leave(self) -> None:
         self.is_leaving = True
@@ -431,7 +431,7 @@ class Participant:
         signal = self.board.signals.get(seat.generation)
         if signal is not None and signal.is_stop:
             self._stopped = seat.generation
-            self._news.append(Regroup(signal.why, seat.generation))
+            self._news.append(Regroup(signal.why, seat.generation, signal.kind == "failure"))
 
     def _tell_end_of(self, former: Former) -> None:
         """What we had a seat in under another id is over: whoever stays for the sake of it need not any longer."""

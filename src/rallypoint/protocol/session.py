@@ -177,10 +177,11 @@ class Expired(Value):
 
 
 class Depart(Value):
-    """We are about to leave; our workers may still be there."""
+    """We are about to leave, because of a signal if that is given; our workers may still be there."""
 
     why: str
     me: Me
+    signal: int = 0
 
 
 class Leave(Value):
@@ -219,10 +220,11 @@ class SayDeparting(Value):
 
 
 class SayClosed(Value):
-    """End the job, for all."""
+    """End the job, for all; `signal` says that it was stopped on purpose."""
 
     kind: job.ClosedKind
     why: str
+    signal: int = 0
 
 
 class TakeSeat(Value):
@@ -357,8 +359,8 @@ def step(state: State, seen: Observation) -> Step:
             return _over(state), ()
         case Depart() if isinstance(state, JobOver):
             return state, ()
-        case Depart(why, me):
-            return _departing(state), (_departure(why, me),)
+        case Depart():
+            return _departing(state), (_departure(seen),)
         case Leave():
             return _leave(state, seen)
 
@@ -402,10 +404,11 @@ def _departing(state: State) -> State:
     return state
 
 
-def _departure(why: str, me: Me) -> Action:
-    if me.is_host:
-        return SayClosed("host_left", f"{why}; {me.name} hosts the coordination store, so the job ends for all")
-    return SayDeparting(why)
+def _departure(seen: Depart) -> Action:
+    if seen.me.is_host:
+        why = f"{seen.why}; {seen.me.name} hosts the coordination store, so the job ends for all"
+        return SayClosed("host_left", why, seen.signal)
+    return SayDeparting(seen.why)
 
 
 def _leave(state: State, seen: Leave) -> Step:
@@ -469,8 +472,8 @@ def say(saying: Saying, participant: Participant) -> None:
             participant.done()
         case SayDeparting(why, is_sick):
             participant.departing(why, is_sick)
-        case SayClosed(kind, why):
-            participant.close(kind, why)
+        case SayClosed(kind, why, signal):
+            participant.close(kind, why, signal)
 
 
 # One session.

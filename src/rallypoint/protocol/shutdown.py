@@ -23,12 +23,15 @@ __all__ = ["Decision", "GaveUp", "Gone", "Send", "Stop", "Target", "Waiting", "b
 
 
 class Target(Value):
-    """A worker by its local rank, or a process left behind by its process id."""
+    """A worker by its local rank, or a process left behind by its process id; `name` is what people are told, if it is known."""
 
     is_worker: bool
     number: int
+    name: str = ""
 
     def __str__(self) -> str:
+        if self.name:
+            return self.name
         return f"worker {self.number}" if self.is_worker else f"process {self.number}"
 
 

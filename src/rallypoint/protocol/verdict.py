@@ -5,7 +5,9 @@ reading. The leader finds it from the nodes' reports, and every node prints the 
 
 No two hosts' clocks are compared. Across nodes the order is that in which the store got their first reports (its revision),
 within a node it is by the node's own clock. A failure that reads like the *echo* of a lost peer is passed over as long as there
-is another explanation: a failure that does not, or else a node that was lost or left.
+is another explanation: a failure that does not, or else a node that was lost or left. Workers that failed just as the cause did,
+in the same words at the same place, are no victims of it: they are told with it, once. That goes for those too that were stopped
+meanwhile: many have raised their error by then, and only it shows that it was the same.
 
 Both are bounded, whatever workers wrote and however many they are: at most `NAMED_MAX` of anything is named, fewer where they are
 wordy, and the rest is counted. A report is cut to size once, by the node that makes it (`bounded`), echoes first; whoever reads
@@ -32,12 +34,12 @@ from rallypoint.base.json_text import (
     size,
 )  # fmt: skip
 from rallypoint.base.records import Value
-from rallypoint.base.text import many, plural
+from rallypoint.base.text import Run, count_of, failure_kind, joined, many, plural, ranges, runs, who_of
 from rallypoint.protocol.restarts import ended_text
 
 __all__ = [
-    "ECHOES", "NAMED_MAX", "NodeReport", "Verdict", "Victim", "WorkerFailure", "bounded", "decode", "decode_report", "describe",
-    "encode", "encode_report", "explain", "judge_failures",
+    "ECHOES", "NAMED_MAX", "NodeReport", "Verdict", "Victim", "WorkerFailure", "bounded", "cause_text", "decode", "decode_report",
+    "describe", "encode", "encode_report", "explain", "judge_failures",
 ]  # fmt: skip
 
 NAMED_MAX = 16
@@ -48,6 +50,9 @@ _MESSAGE_BYTES_MAX, _MESSAGE_CHARS_MAX = 2_000, 500
 _PATH_BYTES_MAX = 600
 _VERDICT_BYTES_MAX = 8_000
 _VICTIM_BYTES_MAX = 100
+_PLACE_BYTES_MAX = 200
+_SAME_MAX = 8  # runs of ranks; those of a node are in one, mostly
+_SAME_BYTES_MAX = _SAME_MAX * 28
 
 # What a worker's last words contain, in lower case, when somebody that it talked to has gone away.
 ECHOES = (
@@ -84,11 +89,23 @@ class WorkerFailure(Value):
     age_s: float
     log_file: str = ""
     stopped: bool = False  # it ended only after the launcher had told it to
+    place: str = ""  # where it failed, as far as that tells failures apart
+    same: tuple[Run, ...] = ()  # ranks that failed so too, and are not told of by themselves
 
     @property
     def what(self) -> str:
         """Why it ended, as well as is known."""
         return self.message or ended_text(self.exitcode)
+
+    @property
+    def kind(self) -> tuple[int, str, str]:
+        """Equal for failures that are the same."""
+        return failure_kind(self.exitcode, self.what, self.place)
+
+    @property
+    def ranks(self) -> list[Run]:
+        """All that it tells of."""
+        return joined([(self.rank, self.rank), *self.same])
 
     @property
     def is_echo(self) -> bool:
@@ -107,14 +124,34 @@ class NodeReport(Value):
 
 
 def bounded(report: NodeReport) -> NodeReport:
-    """The same, small enough for the store, the oldest failure first; a worker that was stopped is only a number."""
-    failures = [_bounded_failure(failure) for failure in report.failures if not failure.stopped]
-    failures.sort(key=lambda failure: (failure.is_echo, -failure.age_s, failure.rank))
-    stopped = report.stopped + len(report.failures) - len(failures)
-    empty = report.replace(node=clip(report.node, _NODE_BYTES_MAX), failures=(), stopped=stopped)
-    named = count_fitting(map(_encode_failure, failures[:NAMED_MAX]), _REPORT_BYTES_MAX - size(_record(empty)))
-    kept = sorted(failures[:named], key=lambda failure: (-failure.age_s, failure.rank))
-    return empty.replace(failures=tuple(kept), unnamed=report.unnamed + len(failures) - named)
+    """The same, small enough for the store, the oldest failure first; who is not named beside one of its kind is counted."""
+    failures = [_bounded_failure(failure) for failure in report.failures]
+    failures.sort(key=lambda failure: (failure.stopped, failure.is_echo, -failure.age_s, failure.rank))
+    empty = report.replace(node=clip(report.node, _NODE_BYTES_MAX), failures=())
+    room = _REPORT_BYTES_MAX - size(_record(empty)) - NAMED_MAX * _SAME_BYTES_MAX
+    named = count_fitting((_encode_failure(one.replace(same=())) for one in failures[:NAMED_MAX]), room)
+    kept, rest = _fold(failures[:named], failures[named:])
+    kept.sort(key=lambda failure: (failure.stopped, -failure.age_s, failure.rank))
+    stopped = sum(failure.stopped for failure in rest)
+    unnamed = report.unnamed + len(rest) - stopped
+    return empty.replace(failures=tuple(kept), unnamed=unnamed, stopped=report.stopped + stopped)
+
+
+def _fold(named: Sequence[WorkerFailure], more: Sequence[WorkerFailure]) -> tuple[list[WorkerFailure], list[WorkerFailure]]:
+    """Each of `more` with the first of its kind that is named; and those that are of no such kind."""
+    kinds: dict[object, int] = {}
+    for at, failure in enumerate(named):
+        kinds.setdefault((failure.kind, failure.stopped), at)
+    same = {at: list(failure.same) for at, failure in enumerate(named)}
+    rest = []
+    for failure in more:
+        at = kinds.get((failure.kind, failure.stopped), -1)
+        ranks = joined([*same.get(at, ()), (failure.rank, failure.rank)])
+        if at >= 0 and len(ranks) <= _SAME_MAX:
+            same[at] = ranks
+        else:
+            rest.append(failure)
+    return [failure.replace(same=tuple(same[at])) for at, failure in enumerate(named)], rest
 
 
 def _bounded_failure(failure: WorkerFailure) -> WorkerFailure:
@@ -125,7 +162,21 @@ def _bounded_failure(failure: WorkerFailure) -> WorkerFailure:
         message=clip(failure.message, _MESSAGE_BYTES_MAX, _MESSAGE_CHARS_MAX),
         age_s=float(failure.age_s) if math.isfinite(failure.age_s) else 0.0,
         log_file=path if clip(path, _PATH_BYTES_MAX) == path else "",  # half a path is of no use
+        place=clip(failure.place, _PLACE_BYTES_MAX),
     )
+
+
+def _read_flag(value: object) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError("must be true or false")
+    return value
+
+
+def _read_run(value: object) -> Run:
+    first, last = read_list(2, read_integer, value) if isinstance(value, list) and len(value) == 2 else (1, 0)
+    if not 0 <= first <= last:
+        raise ValueError("must be lists of the first and the last of some ranks")
+    return first, last
 
 
 _FAILURE: Mapping[str, Callable[[object], object]] = {
@@ -138,12 +189,15 @@ _FAILURE: Mapping[str, Callable[[object], object]] = {
     "message": partial(read_text, _MESSAGE_BYTES_MAX),
     "age_s": read_seconds,
     "log_file": partial(read_text, _PATH_BYTES_MAX),
+    "stopped": _read_flag,
+    "place": partial(read_text, _PLACE_BYTES_MAX),
+    "same": partial(read_list, _SAME_MAX, _read_run),
 }
 
 
 def _encode_failure(failure: WorkerFailure) -> dict[str, object]:
-    """For JSON. One that was stopped is no failure, so that is not said."""
-    return {name: getattr(failure, name) for name in _FAILURE}
+    """For JSON."""
+    return {**{name: getattr(failure, name) for name in _FAILURE}, "same": [list(run) for run in failure.same]}
 
 
 def _decode_failure(data: object) -> WorkerFailure:
@@ -186,6 +240,8 @@ class Verdict(Value):
 
     cause: WorkerFailure | None = None
     cause_node: str = ""
+    alike: tuple[Run, ...] = ()  # the ranks that failed as the cause did, its own included
+    unnamed_alike: int = 0
     victims: tuple[Victim, ...] = ()
     unnamed_victims: int = 0
     stopped: int = 0  # workers that the launcher stopped: neither failures nor victims
@@ -194,6 +250,11 @@ class Verdict(Value):
     departed: tuple[str, ...] = ()
     unnamed_departed: int = 0
     world_size: int = 0  # 0: unknown
+
+    @property
+    def alike_count(self) -> int:
+        """How many failed as the cause did, itself included."""
+        return count_of(self.alike) + self.unnamed_alike
 
     @property
     def victim_count(self) -> int:
@@ -205,15 +266,33 @@ def judge_failures(
 ) -> Verdict:
     """The verdict on reports as the nodes sent them; the same in any order of them."""
     reports = sorted(reports, key=lambda report: (report.revision, report.node))
-    failures = [(report.node, failure) for report in reports for failure in report.failures]
+    told = [(report.node, failure) for report in reports for failure in report.failures]
+    failures = [one for one in told if not one[1].stopped]
     gone, left = sorted(set(lost)), sorted(set(departed))
     at = _find_cause([failure for _, failure in failures], bool(gone or left))
-    node, cause = failures.pop(at) if at is not None else ("", None)
-    unnamed, stopped = sum(report.unnamed for report in reports), sum(report.stopped for report in reports)
-    verdict = Verdict(cause, node, (), unnamed, min(stopped, COUNT_MAX), *_some_names(gone), *_some_names(left), world_size)
-    victims = [Victim(one.rank, one.host, clip(one.what, _VICTIM_BYTES_MAX)) for _, one in failures[:NAMED_MAX]]
-    named = count_fitting(map(list, victims), _VERDICT_BYTES_MAX - size(encode(verdict)))
-    return verdict.replace(victims=tuple(victims[:named]), unnamed_victims=min(unnamed + len(failures) - named, COUNT_MAX))
+    node, cause = failures[at] if at is not None else ("", None)
+    alike, others = _part(cause, [failure for _, failure in told])
+    ranks = joined(run for one in alike for run in one.ranks)
+    victims_of = sorted((one for one in others if not one.stopped), key=lambda one: one.rank)
+    unnamed = sum(report.unnamed for report in reports) + sum(count_of(one.same) for one in victims_of)
+    stopped = sum(report.stopped for report in reports) + sum(count_of(one.ranks) for one in others if one.stopped)
+    verdict = Verdict(
+        cause, node, tuple(ranks[:NAMED_MAX]), min(count_of(ranks[NAMED_MAX:]), COUNT_MAX), (), 0, min(stopped, COUNT_MAX),
+        *_some_names(gone), *_some_names(left), world_size,
+    )  # fmt: skip
+    victims = [Victim(one.rank, one.host, clip(one.what, _VICTIM_BYTES_MAX)) for one in victims_of[:NAMED_MAX]]
+    named = count_fitting(map(list, victims), _VERDICT_BYTES_MAX - size(encode(verdict.replace(unnamed_victims=COUNT_MAX))))
+    return verdict.replace(victims=tuple(victims[:named]), unnamed_victims=min(unnamed + len(victims_of) - named, COUNT_MAX))
+
+
+def _part(cause: WorkerFailure | None, failures: Iterable[WorkerFailure]) -> tuple[list[WorkerFailure], list[WorkerFailure]]:
+    """Those that failed as the cause did, itself included, and the others."""
+    kind = None if cause is None else cause.kind
+    alike: list[WorkerFailure] = []
+    others: list[WorkerFailure] = []
+    for one in failures:
+        (alike if one.kind == kind else others).append(one)
+    return alike, others
 
 
 def _find_cause(failures: Sequence[WorkerFailure], is_explained: bool) -> int | None:
@@ -233,8 +312,8 @@ def describe(verdict: Verdict) -> str:
     """All of it in one line."""
     others = []
     if verdict.victim_count:
-        ranks = [str(victim.rank) for victim in verdict.victims]
-        named = f" ({plural(verdict.victim_count, 'rank')} {_list(ranks, verdict.unnamed_victims)})" if ranks else ""
+        ranks = ranges((victim.rank for victim in verdict.victims), ", ")
+        named = f" ({plural(verdict.victim_count, 'rank')} {_list([ranks], verdict.unnamed_victims)})" if ranks else ""
         others.append(f"{many(verdict.victim_count, 'victim')}{named}")
     if verdict.stopped:
         others.append(f"{verdict.stopped} stopped by the launcher")
@@ -254,9 +333,9 @@ def explain(verdict: Verdict) -> list[str]:
 
 def _causes(verdict: Verdict) -> list[str]:
     """What explains the end, best first; at least one."""
-    causes, cause = [], verdict.cause
-    if cause is not None:
-        causes.append(f"rank {cause.rank} (host {cause.host}, pid {cause.pid}): {cause.what}")
+    causes = []
+    if verdict.cause is not None:
+        causes.append(cause_text(verdict))
     if verdict.lost:
         causes.append(f"lost {_nodes(verdict.lost, verdict.unnamed_lost)}")
     if verdict.departed:
@@ -264,20 +343,38 @@ def _causes(verdict: Verdict) -> list[str]:
     return causes or ["no failure was reported"]
 
 
+def cause_text(verdict: Verdict) -> str:
+    """Who failed first and why, and who did the same; empty where no worker is to blame."""
+    cause = verdict.cause
+    if cause is None:
+        return ""
+    if verdict.alike_count <= 1:
+        return f"rank {cause.rank} ({_process(cause)}): {cause.what}"
+    more = f" and {verdict.unnamed_alike} more" if verdict.unnamed_alike else ""
+    who = who_of(verdict.alike, verdict.world_size) + more
+    is_raised = cause.exitcode > 0 and not cause.what.startswith("exited with code ")
+    return f"{who} {'raised the same error' if is_raised else 'failed the same way'}: {cause.what}"
+
+
+def _process(cause: WorkerFailure) -> str:
+    return f"host {cause.host}, pid {cause.pid}"
+
+
 def _details(verdict: Verdict) -> list[str]:
     if verdict.cause is None:
         return []
-    _, local_rank, role, _, _, exitcode, *_ = verdict.cause
+    rank, local_rank, role, _, _, exitcode, *_ = verdict.cause
+    first = [f"  first: rank {rank} ({_process(verdict.cause)})"] if verdict.alike_count > 1 else []
     log = [f"  log: {verdict.cause.log_file}"] if verdict.cause.log_file else []
-    return [f"  node: {verdict.cause_node}   local rank: {local_rank}   role: {role}   exit code: {exitcode}", *log]
+    return [*first, f"  node: {verdict.cause_node}   local rank: {local_rank}   role: {role}   exit code: {exitcode}", *log]
 
 
 def _victim_lines(verdict: Verdict) -> list[str]:
     """One line for all on a host who failed alike."""
-    alike: dict[tuple[str, str], list[str]] = {}
+    alike: dict[tuple[str, str], list[int]] = {}
     for rank, host, line in verdict.victims:
-        alike.setdefault((host, line), []).append(str(rank))
-    lines = [f"  {plural(len(ranks), 'rank')} {', '.join(ranks)} (host {host}): {line}" for (host, line), ranks in alike.items()]
+        alike.setdefault((host, line), []).append(rank)
+    lines = [f"  {who_of(runs(ranks))} (host {host}): {line}" for (host, line), ranks in alike.items()]
     return [*lines, *([f"  and {verdict.unnamed_victims} more"] if verdict.unnamed_victims else [])]
 
 
@@ -311,6 +408,8 @@ _read_names = partial(read_list, NAMED_MAX, partial(read_text, _NAME_BYTES_MAX))
 _VERDICT: Mapping[str, Callable[[object], object]] = {
     "cause": _read_cause,
     "cause_node": partial(read_text, _NODE_BYTES_MAX),
+    "alike": partial(read_list, NAMED_MAX, _read_run),
+    "unnamed_alike": read_count,
     "victims": partial(read_list, NAMED_MAX, _read_victim),
     "unnamed_victims": read_count,
     "stopped": read_count,
@@ -327,6 +426,7 @@ def encode(verdict: Verdict) -> dict[str, object]:
     return {
         **{name: getattr(verdict, name) for name in _VERDICT},
         "cause": None if verdict.cause is None else _encode_failure(verdict.cause),
+        "alike": [list(run) for run in verdict.alike],
         "victims": [list(victim) for victim in verdict.victims],
         "lost": list(verdict.lost),
         "departed": list(verdict.departed),

@@ -89,7 +89,7 @@ class CoordinatedHandler(WakingHandler):
         """All our workers have succeeded."""
 
     @abstractmethod
-    def depart(self, why: str) -> None:
+    def depart(self, why: str, signal: int = 0) -> None:
         """We are about to leave: the others regroup without us. Our workers may still be there."""
 
     @abstractmethod

@@ -21,7 +21,7 @@ from rallypoint.protocol import agent_machine, session
 from rallypoint.protocol.job_records import Closed
 from rallypoint.protocol.participant import Participant
 from rallypoint.protocol.session import Patience
-from rallypoint.protocol.verdict import NodeReport, explain
+from rallypoint.protocol.verdict import NodeReport, cause_text, explain
 from rallypoint.protocol.worker_plan import WorkerRanks
 from rallypoint.rendezvous.coordinated import CoordinatedHandler, Introduction
 from rallypoint.rendezvous.driver import Driver
@@ -153,8 +153,8 @@ class DynamicRendezvous(CoordinatedHandler):
     def report_done(self) -> None:
         self._step(session.Done())
 
-    def depart(self, why: str) -> None:
-        self._step(session.Depart(why, self._me()))
+    def depart(self, why: str, signal: int = 0) -> None:
+        self._step(session.Depart(why, self._me(), signal))
 
     def leave(self, failure: str = "", ends_job: bool = False) -> None:
         if self._driver is not None:
@@ -316,9 +316,13 @@ def _end_error(closed: Closed) -> Exception | None:
     """What to raise at the end of a run that the job has ended; nothing where it ended well."""
     if closed.kind == "finished":
         return None
+    if closed.signal:
+        return errors.JobStoppedError(f"the job was stopped on purpose: {closed.why}", closed.signal)
     if closed.kind != "failed":
         return errors.RendezvousClosedError(f"the job has ended: {closed.why}")
     verdict = closed.verdict
     cause = verdict.cause if verdict else None
     lines = explain(verdict) if verdict else []
-    return errors.JobFailedError(closed.why, lines, cause.exitcode if cause else None, cause.rank if cause else None)
+    if verdict is None or cause is None:
+        return errors.JobFailedError(closed.why, lines, None)
+    return errors.JobFailedError(closed.why, lines, cause.exitcode, cause.rank, cause_text(verdict), verdict.alike)

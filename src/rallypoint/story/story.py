@@ -12,7 +12,8 @@ apart, the story says so. Nothing here depends on a file being complete: what is
 Where the time went is counted anew. Every change of phase tells which phase it ends and how long that lasted, so that a file of
 which lines are missing still gives the rest. Time that no line speaks for is *untold*; seconds of all phases, and those, add up
 to the wall time. An agent that ends by itself tells its own totals, and those count then; a file without them is counted up to
-its last event. *Goodput* is the part of the wall time in which workers ran and what they did was kept.
+its last event, or up to now if it is known that its agent runs. *Goodput* is the part of the wall time in which workers ran and
+what they did was kept.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from itertools import pairwise
 
 from rallypoint.base.json_text import clip
 from rallypoint.base.records import Record, Value, field
-from rallypoint.base.text import many
+from rallypoint.base.text import failure_kind, many, runs, who_of
 from rallypoint.story import event_records as told_of
 from rallypoint.story import phases
 from rallypoint.story.event_records import Told, as_seconds, count, integers, seconds, truth, words
@@ -34,8 +35,8 @@ if TYPE_CHECKING:
     from typing import Any
 
 __all__ = [
-    "Account", "Entry", "EventLog", "Kind", "NodeRun", "Outcome", "Story", "duration", "follow", "replay", "sentence", "settle",
-    "tell",
+    "Account", "Entry", "EventLog", "Kind", "NodeRun", "Outcome", "Present", "Story", "duration", "follow", "launches", "replay",
+    "sentence", "settle", "tell",
 ]  # fmt: skip
 
 _CLOSE_S = 0.01  # a gap below this is no gap
@@ -106,8 +107,8 @@ class _Replay(Record):
         self.seconds[phases.LOST] += lasted_s - kept_s
 
 
-def replay(run: Sequence[Told]) -> Account:
-    """Count the phases of one run on one node, up to its last event; its beginning may be missing."""
+def replay(run: Sequence[Told], until: float = 0.0) -> Account:
+    """Count the phases of one run on one node, up to its last event, or until then; its beginning may be missing."""
     begin = next((_begin(told) for told in run if told.t is not None), 0.0)
     counted = _Replay(until=begin)
     now = begin
@@ -116,7 +117,7 @@ def replay(run: Sequence[Told]) -> Account:
         if told.name == told_of.PHASE:
             counted.change(told, now)
     if counted.phase != phases.DONE:
-        counted.finish(now)
+        counted.finish(max(now, until))
     return Account(counted.seconds, counted.until - begin)
 
 
@@ -128,12 +129,12 @@ def _begin(first: Told) -> float:
     return max(0.0, (first.t or 0.0) - (lasted_s or 0.0))
 
 
-def settle(run: Sequence[Told]) -> Account:
-    """What the agent said at its end, if it did; else what the phases tell."""
+def settle(run: Sequence[Told], until: float = 0.0) -> Account:
+    """What the agent said at its end, if it did; else what the phases tell, until then if it still runs."""
     last = next((told for told in reversed(run) if told.name == told_of.ENDED), None)
     wall_s = seconds(last, "wall_s") if last else None
     said = _said(last.metadata.get("seconds")) if last else None
-    return replay(run) if wall_s is None or said is None else Account(said, wall_s)
+    return replay(run, until) if wall_s is None or said is None else Account(said, wall_s)
 
 
 def _said(value: object) -> dict[str, float] | None:
@@ -173,8 +174,15 @@ class NodeRun(Value):
     pid: int | None
     path: str
     events: tuple[Told, ...]
+    begin_ms: float
     moments_ms: tuple[float, ...]
     account: Account
+    runs_at_ms: float | None = None  # when its agent was seen to run, if it was
+
+    @property
+    def end_ms(self) -> float:
+        """The last moment that is known of it."""
+        return max(self.moments_ms[-1], self.runs_at_ms or 0.0)
 
     def first(self, name: str) -> Told | None:
         return next((told for told in self.events if told.name == name), None)
@@ -182,23 +190,28 @@ class NodeRun(Value):
 
 def follow(events: Sequence[Told]) -> tuple[float, ...]:
     """The moment of each event on the wall clock, never going back; the clock on the wall may be set, the node's own is not."""
-    begin_ms = next((told.timestamp_ms - 1000 * told.t for told in events if told.t is not None), None)
+    begin_ms = _begin_ms(events)
     moments: list[float] = []
     for told in events:
-        at_ms = told.timestamp_ms if told.t is None or begin_ms is None else begin_ms + 1000 * told.t
+        at_ms = told.timestamp_ms if told.t is None else begin_ms + 1000 * told.t
         moments.append(max(at_ms, moments[-1]) if moments else at_ms)
     return tuple(moments)
 
 
+def _begin_ms(events: Sequence[Told]) -> float:
+    """When the run began on this node, by the clock on the wall: the zero of all that is told of it."""
+    return next((told.timestamp_ms - 1000 * told.t for told in events if told.t is not None), events[0].timestamp_ms)
+
+
 def chronicle(run: NodeRun, show_all: bool = False) -> list[Entry]:
     """The entries of one node, in the order in which they were told."""
-    reader = _Reader(run.node, run.moments_ms[0])
+    reader = _Reader(run.node, run.begin_ms)
     for told, at_ms in zip(run.events, run.moments_ms, strict=True):
         reader.read(told, at_ms)
         if show_all and told.name not in told_of.KNOWN:
             reader.add(at_ms, Kind.OTHER, {"name": told.name[:200], "metadata": told.metadata})
     if run.first(told_of.ENDED) is None:
-        reader.add(run.moments_ms[-1], Kind.SILENT, {})
+        reader.add(run.end_ms, Kind.SILENT, {"pid": run.pid, "runs": True} if run.runs_at_ms is not None else {})
     return reader.entries
 
 
@@ -234,7 +247,8 @@ class _Reader(Record):
                 self._read_restart(told, at_ms)
             case told_of.FAILED:
                 ended_ms = max(self.begin_ms, at_ms - 1000 * (seconds(told, "ago_s") or 0.0))
-                self._add_worker(told, ended_ms, Kind.FAILED, exitcode=count(told, "exitcode"), log_file=words(told, "log_file"))
+                how: dict[str, Any] = {"exitcode": count(told, "exitcode"), "place": words(told, "place", 500)}
+                self._add_worker(told, ended_ms, Kind.FAILED, **how, log_file=words(told, "log_file"))
             case told_of.HUNG:
                 where: dict[str, Any] = {"phase": words(told, "phase", 200), "step": count(told, "step")}
                 self._add_worker(told, at_ms, Kind.HUNG, **where, still_s=seconds(told, "still_s"), stacks=words(told, "stacks"))
@@ -320,11 +334,22 @@ class EventLog(Value):
     unknown_events: int = 0  # of other programs, not among `events`
 
 
+class Present(Value):
+    """Now, and the agents that are known to run, by host and process id."""
+
+    now_ms: float = 0.0
+    running: frozenset[tuple[str, int]] = frozenset()
+
+
 class Outcome(Value):
     """How the run ended: as the node that spoke last has it; `succeeded` is None if it was killed or still runs."""
 
     succeeded: bool | None
     why: str
+    is_running: bool = False  # for sure
+
+
+_UNKNOWN = Present()
 
 
 class Story(Value):
@@ -340,23 +365,53 @@ class Story(Value):
     notes: tuple[str, ...]
 
 
-def tell(logs: Sequence[EventLog], show_all: bool = False) -> Story:
+def tell(logs: Sequence[EventLog], show_all: bool = False, present: Present = _UNKNOWN) -> Story:
     """The story of one run from the logs of its nodes, at least one of which has events."""
-    runs = _name_nodes([(log.path, events) for log in logs for events in _split(log.events)])
-    entries = _prune(_merge(entry for run in runs for entry in chronicle(run, show_all)))
+    agents = _name_nodes([(log.path, events) for log in logs for events in _split(log.events)], present)
+    entries = _join_alike(_prune(_merge(entry for run in agents for entry in chronicle(run, show_all))))
     _compare_generations(entries)
     _mark_repetitions(entries)
-    started = [told for run in runs if (told := run.first(told_of.STARTED))]
+    started = [told for run in agents if (told := run.first(told_of.STARTED))]
     return Story(
         run_id=next((words(told, "run_id", 200) for told in started), ""),
-        begin_ms=min(run.moments_ms[0] for run in runs),
-        end_ms=max(run.moments_ms[-1] for run in runs),
-        outcome=_outcome(runs),
-        runs=tuple(runs),
+        begin_ms=min(run.begin_ms for run in agents),
+        end_ms=max(run.end_ms for run in agents),
+        outcome=_outcome(agents),
+        runs=tuple(agents),
         entries=tuple(entries),
-        total=add_up(run.account for run in runs),
-        notes=(*_notes_on_logs(logs), *_notes_on_runs(runs), *_notes_on_clocks(runs)),
+        total=add_up(run.account for run in agents),
+        notes=(*_notes_on_logs(logs), *_notes_on_runs(agents), *_notes_on_clocks(agents)),
     )
+
+
+def launches(logs: Sequence[EventLog]) -> list[list[EventLog]]:
+    """What one process did first, second, and so on are launches of their own, each a run.
+
+    Where the same was done on several nodes, those belong together that were at it at the same time.
+    """
+    parts = [part for log in logs for part in _parts(log)]
+    found: list[list[EventLog]] = [[]]
+    numbers: Counter[tuple[str, int | None]] = Counter()
+    for part in sorted(parts, key=lambda part: _begin_ms(part.events)):
+        who = _identity(part.path, part.events)
+        number = numbers[who]
+        if number == 0 or who[1] is None:  # the first of its process, or of one that nobody knows
+            number = next((at for at, launch in enumerate(found) if any(_overlap(part, one) for one in launch)), 0)
+        numbers[who] = number + 1
+        found += [[] for _ in range(number + 1 - len(found))]
+        found[number].append(part)
+    found[-1] += [log for log in logs if not log.events]
+    return found
+
+
+def _parts(log: EventLog) -> list[EventLog]:
+    """One for each run; what is wrong with the file is said with the last."""
+    parts = [EventLog(log.path, events) for events in _split(log.events)]
+    return [*parts[:-1], *(log.replace(events=part.events) for part in parts[-1:])]
+
+
+def _overlap(one: EventLog, other: EventLog) -> bool:
+    return _begin_ms(one.events) <= follow(other.events)[-1] and _begin_ms(other.events) <= follow(one.events)[-1]
 
 
 def _split(events: Sequence[Told]) -> Iterator[tuple[Told, ...]]:
@@ -366,17 +421,21 @@ def _split(events: Sequence[Told]) -> Iterator[tuple[Told, ...]]:
         yield tuple(events[begin:end])
 
 
-def _name_nodes(parts: Sequence[tuple[str, tuple[Told, ...]]]) -> list[NodeRun]:
+def _name_nodes(parts: Sequence[tuple[str, tuple[Told, ...]]], present: Present) -> list[NodeRun]:
     """By host, or by host and process where one host has several agents; in the order in which they began."""
     known = [(path, events, *_identity(path, events)) for path, events in parts]
     hosts = Counter(host for *_, host, _ in known)
     processes = Counter((host, pid) for *_, host, pid in known)
-    runs = []
+    agents = []
     for number, (path, events, host, pid) in enumerate(known, 1):
         name = host if hosts[host] == 1 else f"{host}[{pid or '?'}]"
         node = name if processes[host, pid] == 1 else f"{name}#{number}"
-        runs.append(NodeRun(node, host, pid, path, events, follow(events), settle(events)))
-    return sorted(runs, key=lambda run: (run.moments_ms[0], run.node))
+        begin_ms = _begin_ms(events)
+        has_ended = any(told.name == told_of.ENDED for told in events)
+        now_ms = present.now_ms if not has_ended and (host, pid) in present.running else None
+        account = settle(events, (now_ms - begin_ms) / 1000 if now_ms is not None else 0.0)
+        agents.append(NodeRun(node, host, pid, path, events, begin_ms, follow(events), account, now_ms))
+    return sorted(agents, key=lambda run: (run.moments_ms[0], run.node))
 
 
 def _identity(path: str, events: Sequence[Told]) -> tuple[str, int | None]:
@@ -459,6 +518,25 @@ def _prune(entries: list[Entry]) -> list[Entry]:
     return [entry for entry in entries if matters(entry)]
 
 
+def _join_alike(entries: Sequence[Entry]) -> list[Entry]:
+    """Workers of one generation that failed the same way are told once, at the moment of the first."""
+    sizes = {entry.facts["generation"]: entry.facts.get("world_size") for entry in entries if entry.kind == Kind.GENERATION}
+    found: dict[object, Entry] = {}
+    for number, entry in enumerate(entries):
+        key: object = number
+        if entry.kind == Kind.FAILED:
+            facts = entry.facts
+            kind = failure_kind(facts.get("exitcode", 0), facts.get("message", ""), facts.get("place", ""))
+            key = (facts.get("generation"), kind)
+        known = found.setdefault(key, entry)
+        if known is not entry:
+            ranks = [*known.facts.get("ranks", [known.facts.get("rank", 0)]), entry.facts.get("rank", 0)]
+            size = sizes.get(known.facts.get("generation"))
+            known.facts.update({"ranks": sorted(ranks), **({"world_size": size} if size is not None else {})})
+            known.nodes = tuple(dict.fromkeys((*known.nodes, *entry.nodes)))
+    return list(found.values())
+
+
 def _compare_generations(entries: Sequence[Entry]) -> None:
     """A change of size becomes a fact of the generation that has the new one."""
     sized = [entry for entry in entries if entry.kind == Kind.GENERATION and "group_world_size" in entry.facts]
@@ -469,15 +547,18 @@ def _compare_generations(entries: Sequence[Entry]) -> None:
 def _mark_repetitions(entries: Sequence[Entry]) -> None:
     """A stop whose reason is a failure that has an entry of its own need not describe it again."""
     failures = [entry.facts for entry in entries if entry.kind == Kind.FAILED]
-    beginnings = tuple(f"rank {facts.get('rank')} (pid {facts.get('pid')})" for facts in failures)
+    beginnings = [f"rank {facts.get('rank')} (pid {facts.get('pid')})" for facts in failures]
+    beginnings += ["ranks "] * any("ranks" in facts for facts in failures)
     for entry in entries:
-        if entry.kind == Kind.STOPPED and entry.facts.get("why", "").startswith(beginnings):
+        if entry.kind == Kind.STOPPED and entry.facts.get("why", "").startswith(tuple(beginnings)):
             entry.facts["failure_is_told"] = True
 
 
 def _outcome(runs: Sequence[NodeRun]) -> Outcome:
     ends = [(run.moments_ms[-1], run.first(told_of.ENDED)) for run in runs]
     _, told = max(ends, key=lambda end: (end[0], end[1] is not None))
+    if any(run.runs_at_ms is not None for run in runs):
+        return Outcome(None, "", is_running=True)
     if told is None:
         return Outcome(None, "killed or still running")
     return Outcome(truth(told, "succeeded"), words(told, "why"))
@@ -545,7 +626,7 @@ def sentence(entry: Entry) -> str:
         case Kind.GENERATION:
             return _generation(facts)
         case Kind.FAILED:
-            return f"{_who(facts)} {_end_of_worker(facts)}"
+            return _failed(facts)
         case Kind.HUNG:
             return _hung(facts)
         case Kind.EXPIRED:
@@ -557,6 +638,8 @@ def sentence(entry: Entry) -> str:
             return facts.get("why") or "all workers of this node succeeded"
         case Kind.ENDED:
             return ("succeeded" if facts["succeeded"] else "did not succeed") + _more(facts, "why") + _lost(facts)
+        case Kind.SILENT if facts.get("runs"):
+            return f"still running (pid {facts.get('pid')})"
         case Kind.SILENT:
             return "last event (agent killed, or still running)"
     return clip(f"{facts['name']} {facts.get('metadata', '')}", 12 * _OTHER_MAX, _OTHER_MAX)
@@ -595,6 +678,13 @@ def _parts_of_way(facts: Mapping[str, Any]) -> str:
 
 def _who(facts: Mapping[str, Any]) -> str:
     return f"rank {facts.get('rank', '?')} (local rank {facts.get('local_rank', '?')}, pid {facts.get('pid', '?')})"
+
+
+def _failed(facts: Mapping[str, Any]) -> str:
+    if "ranks" not in facts:
+        return f"{_who(facts)} {_end_of_worker(facts)}"
+    who = who_of(runs(facts["ranks"]), facts.get("world_size", 0))
+    return f"{who}, first rank {facts.get('rank')} (pid {facts.get('pid', '?')}), {_end_of_worker(facts)}"
 
 
 def _end_of_worker(facts: Mapping[str, Any]) -> str:

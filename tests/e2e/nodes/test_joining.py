@@ -223,3 +223,11 @@ def test_the_start_takes_four_lines_at_most(job: Any):
         assert "generation 1 started: 2 nodes, 2 workers; this is node" in said[-1]
     job.finish()
     assert [node.wait() for node in nodes] == [0, 0]
+
+
+def test_f22_a_signal_before_any_worker_runs(job: Any):
+    """F22: nothing is said of workers where none was started."""
+    host = job.start_host(nnodes="2")
+    assert host.end(signal.SIGTERM) == 128 + signal.SIGTERM
+    assert "rallyrun: SIGTERM was received: no worker was started yet\n" in host.stderr
+    assert "passing it on" not in host.stderr

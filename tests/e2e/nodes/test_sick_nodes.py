@@ -57,7 +57,7 @@ sys.exit(cli.main(sys.argv[1:]))
 FAULTS = {
     "files": "Too many open files|no more files may be opened",
     "memory": "can't start new thread|no more processes or threads|no memory|out of memory",
-    "program": r"worker \d could not be started: .*/nowhere/program",
+    "program": r"rank \d could not be started: .*/nowhere/program",
     "package": "No module named 'rallypoint",
 }
 

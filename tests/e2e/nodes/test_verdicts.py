@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from typing import Any
@@ -10,6 +11,15 @@ from typing import Any
 import pytest
 
 BOOM = "raise ValueError('boom')"
+# However slow the machine, each comes to its error: none can be stopped before.
+ALL_RAISE = """
+import signal
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+open(f"{folder}/deaf.{rank}", "w").close()
+while sum(name.startswith("deaf.") for name in os.listdir(folder)) < 6:
+    time.sleep(0.01)
+raise ModuleNotFoundError(f"no module for rank {rank}")
+"""
 KNOWN_BEGINNINGS = ("Cause: ", "  ", "Also: ", "Victims: ", "Stopped by the launcher: ")
 
 
@@ -75,6 +85,24 @@ def test_one_verdict_on_all_nodes(job: Any, wait_until: Any):
     assert "Victims: 1 of 3 workers" in told
     assert any(line.startswith("  rank 2 (host ") and "Connection reset by peer" in line for line in told)
     assert told[-1] == "Stopped by the launcher: 1 of 3 workers"
+
+
+def test_f01_the_same_error_everywhere_is_one_cause_without_victims(job: Any):
+    """F01: told once, the same on every node; whoever was already told to stop has raised it too."""
+    options = {"nnodes": "3", "workers": 2}
+    nodes = [job.start_host("--node-rank", "0", **options), *(job.start("--node-rank", str(r), **options) for r in (1, 2))]
+    for node in nodes:
+        node.wait_for_world(6)
+    for rank in range(6):
+        job.order(rank, ALL_RAISE)
+    assert [node.wait() for node in nodes] == [1, 1, 1]
+    told = verdict(nodes[0])
+    assert told == verdict(nodes[1]) == verdict(nodes[2])
+    assert re.fullmatch(r"Cause: all 6 workers raised the same error: ModuleNotFoundError: no module for rank \d", told[0])
+    assert not [line for line in told if line.startswith(("Victims: ", "Stopped "))]
+    headlines = {line for node in nodes for line in node.stderr.splitlines() if " FAILED: " in line}
+    assert len(headlines) == 1
+    assert headlines.pop().endswith(told[0].removeprefix("Cause: "))
 
 
 def test_a_node_that_did_not_fail_names_the_cause(job: Any):
