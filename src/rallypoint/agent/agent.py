@@ -253,7 +253,7 @@ class SimpleElasticAgent(ElasticAgent):
         return self._own_restarts.rule(result, self._worker_group.spec.max_restarts, self._restarts())
 
     def _see_who_follows(self, result: RunResult) -> RunResult:
-        """Workers failed, here or elsewhere; what is known when others had a moment to fail the same way."""
+        """Workers failed, here or elsewhere; with those who fail the same way, for which they are given a moment."""
         return result
 
     def _hear_last_words(self) -> None:

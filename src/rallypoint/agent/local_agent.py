@@ -267,10 +267,16 @@ class LocalElasticAgent(SimpleElasticAgent):
         is_last = self._own_restarts.are_surely_spent(self._remaining_restarts)
         if not is_last or any(one.ended_on_purpose for one in result.failures.values()):
             return result
+        self._monitor.stop_watching()  # who is silent now may wait for the one that failed
         hold = hold_on(self._pcontext)
         hold.wants_last_words = True
         hold.await_others(defaults.SAME_FAILURE_WAIT_S, self._peers.job.fence_fd())
-        return self._monitor_workers(self._worker_group)
+        if not result.is_failed():
+            return result  # it failed elsewhere: what follows here counts only if it is the same, which the job decides
+        kinds = {one.kind for one in result.failures.values()}
+        found = self._monitor_workers(self._worker_group).failures
+        alike = {rank: one for rank, one in found.items() if rank in result.failures or one.kind in kinds}
+        return RunResult(result.state, failures=alike)
 
     def _hear_last_words(self) -> None:
         global_rank = {worker.local_rank: worker.global_rank for worker in self._worker_group.workers}

@@ -59,6 +59,7 @@ ECHOES = (
     "connection reset by peer",  # TCP, as the C library says it
     "connection closed by peer",  # TCP, as collective libraries say it
     "connection was likely closed",  # a store's client whose server has gone
+    "has ended: the server closed it",  # our own
     "remote process exited",
     "broken pipe",
     "sigpipe",
