@@ -439,9 +439,18 @@ def test_a_failure_of_an_earlier_attempt_is_not_the_cause_of_a_later_end(
             peers.say(JOB_FAILED)
 
     peers.on["poll"] = fail_elsewhere
-    result = make_agent(peers, f"test -e {tmp_path}/failed && exec sleep 60; touch {tmp_path}/failed; exit 1").run()
+    agent = make_agent(peers, f"test -e {tmp_path}/failed && exec sleep 60; touch {tmp_path}/failed; exit 1")
+    result = agent.run()
     assert result.is_failed()
     assert result.failures == {}
+    assert agent.get_worker_group().state is WorkerState.FAILED
+
+
+def test_the_group_of_a_job_that_gives_up_has_failed(make_peers: MakePeers, make_agent: Any) -> None:
+    """Its workers were stopped, to be started again by the next generation, which does not come."""
+    agent = make_agent(make_peers(None, VERDICT), "exit 5")
+    assert agent.run().is_failed()
+    assert agent.get_worker_group().state is WorkerState.FAILED
 
 
 # --- how a launch ends -----------------------------------------------------------------------------------------------------

@@ -96,6 +96,8 @@ def test_a_named_backend_keeps_what_was_given(train: str):
 def test_settings_of_the_rendezvous(train: str):
     config = configure("--rdzv-conf", " join_timeout=5 , is_host = true,timeout=3,", train)
     assert config.rdzv_configs == {"join_timeout": "5", "is_host": "true", "timeout": "3"}
+    for quoted in ("'join_timeout=5,timeout=3'", '"join_timeout=5,timeout=3"'):
+        assert configure("--rdzv-conf", quoted, train).rdzv_configs == {"join_timeout": "5", "timeout": "3"}
     assert "did you mean join_timeout?" in refusal("--rdzv-conf", "join_timout=5", train)
     for bad in ("join_timeout", "=5", "a=1,b="):
         assert "--rdzv-conf" in refusal("--rdzv-conf", bad, train)

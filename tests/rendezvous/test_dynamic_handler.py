@@ -107,15 +107,26 @@ def test_a_handler_from_parameters() -> None:
             assert found == [10, 20, 30, 7]
         case other:
             pytest.fail(f"{other}")
+    paused = create_handler(HashStore(), MemoryCell(), parameters(cas_backoff_max_seconds="0.25")).settings
     plain = create_handler(HashStore(), MemoryCell(), parameters()).settings
+    assert (paused.cas_backoff_max_seconds, plain.cas_backoff_max_seconds) == (0.25, 0.0)
     assert (plain.timeout.join, plain.keep_alive_interval, plain.keep_alive_max_attempt) == (
         timedelta(seconds=600), timedelta(seconds=5), 3,
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("config", [{"join_timeout": "x"}, {"join_timeout": "-1"}, {"keep_alive_interval": "1.5"}], ids=repr)
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"join_timeout": "x"},
+        {"join_timeout": "-1"},
+        {"keep_alive_interval": "1.5"},
+        *({"cas_backoff_max_seconds": text} for text in ("nan", "inf", "-1", "x", "")),
+    ],
+    ids=repr,
+)
 def test_parameters_that_mean_nothing_are_refused_and_recorded(config: dict[str, str]) -> None:
-    told = r"[Tt]imeout|interval"
+    told = r"[Tt]imeout|interval|cas_backoff_max_seconds"
     with mock.patch.object(events, "construct_and_record_rdzv_event") as record, pytest.raises(ValueError, match=told):
         create_handler(HashStore(), MemoryCell(), parameters(**config))
     assert record.call_args.kwargs["node_state"] is NodeState.FAILED

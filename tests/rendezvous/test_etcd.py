@@ -40,7 +40,7 @@ def test_what_torchrun_calls_them_is_taken_too(tmp_path: Path) -> None:
     password = tmp_path / "password"
     password.write_text("secret\n")
     files = {"cacert": "/ca", "ssl_cert": "/cert", "ssl_cert_key": "/key"}
-    config = {"protocol": "https", **files, "user": "me", "password_file": str(password), "read_timeout": 7, "timeout": 900}
+    config = {"protocol": "hTTpS", **files, "user": "me", "password_file": str(password), "read_timeout": 7, "timeout": 900}
     read = read_etcd_settings(config, {})
     access = read.access("a,b")
     assert (access.protocol, access.ca_cert, access.cert, access.key) == ("https", "/ca", "/cert", "/key")

@@ -133,6 +133,12 @@ def test_no_rank_and_no_limit(nothing: Any) -> None:
 # --- what is refused ---------------------------------------------------------------------------------------------------------
 
 
+def test_settings_of_another_back_end_have_no_effect() -> None:
+    """One command may be used with several of them."""
+    read = read_settings({"protocol": "https", "etcd_prefix": "/x", "rank": 1, "join_timeout": 5}, {})
+    assert (read.join_timeout_s, [key for key, _ in read.sources]) == (5, ["join_timeout"])
+
+
 def test_an_unknown_key_is_refused_with_the_closest(conf: Any) -> None:
     """P24"""
     assert refusal({"join_timout": "5"}).endswith("there is no rendezvous setting 'join_timout'; did you mean join_timeout?")

@@ -76,8 +76,8 @@ _PROCESSES = (
     *(
         Difference(
             f"{_AGENT}.local_elastic_agent", "LocalElasticAgent", f"agents.the_environment_of_workers: worker {rank}",
-            "TORCHELASTIC_SIGNALS_TO_HANDLE is there only if the launcher set it for itself", "it is always there",
-            "every worker finds the whole of its documented environment",
+            "TORCHELASTIC_SIGNALS_TO_HANDLE is there only if the launcher set it for itself",
+            "it is always there, and so is RALLYPOINT_GENERATION", "every worker finds the whole of its documented environment",
         )
         for rank in (0, 1)
     ),

@@ -253,4 +253,5 @@ def a_store_of_the_least_kind() -> dict[str, Any]:
         "barrier": outcome(lambda: barrier(Least(), 1, "p/")),
         "barrier with rank": outcome(lambda: barrier(Least(), 1, "p/", rank=0)),
         "barrier of two": outcome(lambda: barrier(Least(), 2, "p/", barrier_timeout=0.1)),
+        "barrier of two with rank": outcome(lambda: barrier(Least(), 2, "p/", barrier_timeout=0.1, rank=0)),
     }

@@ -70,6 +70,12 @@ def test_help_is_complete(capsys: pytest.CaptureFixture[str]) -> None:
     assert [name for name in TORCHRUN_FLAGS if name not in shown] == []
 
 
+def test_a_completion_script_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        torch_run.parse_args(["--print-completion", "bash"])
+    assert (ended.value.code, "complete -" in capsys.readouterr().out) == (0, True)
+
+
 def test_variables_give_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = {"NNODES": "4", "STANDALONE": "1", "MAX_RESTARTS": "5", "DUPLICATE_STDERR_FILTERS": "a,b", "NUMA_BINDING": "node"}
     for name, value in settings.items():

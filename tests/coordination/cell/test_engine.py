@@ -12,8 +12,9 @@ import pytest
 from tests.cells import MemoryCell
 
 from rallypoint.coordination import fence
+from rallypoint.coordination.cell import engine
 from rallypoint.coordination.cell.document import DOCUMENT_BYTES
-from rallypoint.coordination.cell.engine import CellCoordination
+from rallypoint.coordination.cell.engine import FIRST_PAUSE_S, CellCoordination
 from rallypoint.coordination.engine import LeaseLostError, RefusedError, StoreGoneError, UnreachableError
 from rallypoint.coordination.model import Compare, Put, Transaction
 from rallypoint.errors import RendezvousConnectionError, RendezvousStateError
@@ -52,6 +53,27 @@ def test_a_read_writes_nothing(cell: MemoryCell) -> None:
     with contextlib.closing(CellCoordination(cell)) as client:
         assert read(client, "").items == ()
         assert (cell.state, client.wake_at()) == (None, float("inf"))
+
+
+@pytest.mark.parametrize(("backoff_s", "most_s"), [(0.03, 0.03), (0.0, FIRST_PAUSE_S)])
+def test_the_pause_after_a_write_that_lost(
+    cell: MemoryCell, backoff_s: float, most_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Random, and at most as long as was asked for; but no longer than there is time for the change."""
+    drawn: list[tuple[float, float]] = []
+    monkeypatch.setattr(engine.random, "uniform", lambda *bounds: drawn.append(bounds) or bounds[1])  # type: ignore[attr-defined]
+
+    def be_quicker(what: str) -> None:
+        if what == "set" and not drawn and cell.state is not None:
+            cell.version += 1
+
+    with contextlib.closing(CellCoordination(cell, backoff_max_s=backoff_s)) as client:
+        client.connect(soon())
+        cell.before = be_quicker
+        began_at = time.monotonic()
+        put(client, "a", b"1")
+        assert drawn == [(0, most_s)]
+        assert time.monotonic() - began_at >= most_s
 
 
 def test_a_back_end_that_hangs_does_not_keep_a_node_from_stopping_in_time(cell: MemoryCell, connect: Any) -> None:
