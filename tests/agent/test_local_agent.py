@@ -124,6 +124,7 @@ def test_workers_find_what_the_contract_lists(make_agent: MakeAgent, told: Path)
             "ROLE_NAME": "trainer",
             "MASTER_ADDR": "127.0.0.1",
             "TORCHELASTIC_RESTART_COUNT": "0",
+            "RALLYPOINT_GENERATION": "1",
             "TORCHELASTIC_MAX_RESTARTS": "4",
             "TORCHELASTIC_RUN_ID": "job-7",
             "TORCHELASTIC_USE_AGENT_STORE": "True",

@@ -76,6 +76,7 @@ worker 0
                 MASTER_ADDR=<known when the nodes have met>
                 MASTER_PORT=<known when the nodes have met>
                 TORCHELASTIC_RESTART_COUNT=0
+                RALLYPOINT_GENERATION=1
                 TORCHELASTIC_MAX_RESTARTS=0
                 TORCHELASTIC_RUN_ID=job-7
                 TORCHELASTIC_USE_AGENT_STORE=<chosen at the start>

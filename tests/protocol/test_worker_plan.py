@@ -95,7 +95,7 @@ ranks = st.builds(WorkerRanks, *[st.integers(0, 10_000)] * 5)
 texts = st.text(st.characters(exclude_characters="\0\n\r", exclude_categories=("Cs",)), max_size=20)
 groups = st.builds(
     Group, texts, st.integers(0, 9), st.integers(1, 9), st.integers(1, 99), texts, st.integers(0, 65535), st.integers(0, 9),
-    st.integers(0, 9), texts, st.booleans(), texts, texts, st.one_of(st.none(), texts), st.booleans(),
+    st.integers(1, 99), st.integers(0, 9), texts, st.booleans(), texts, texts, st.one_of(st.none(), texts), st.booleans(),
     st.one_of(st.none(), st.lists(st.integers(0, 7).map(str), max_size=4).map(",".join)),
     st.dictionaries(st.sampled_from(["A", "B", "OMP_NUM_THREADS"]), texts),
     st.dictionaries(st.sampled_from(["A", "RANK"]), texts),
