@@ -12,6 +12,7 @@ import os
 import time
 from collections.abc import Callable
 
+from rallypoint import events
 from rallypoint.agent.workers import RunResult, WorkerGroup, WorkerSpec, _get_entrypoint_name
 from rallypoint.base import defaults, report
 from rallypoint.base.json_text import to_json
@@ -104,7 +105,10 @@ class RunRecord:
     def _note_at(self, at: float, name: str, facts: dict[str, object]) -> None:
         """With the seconds since the run began."""
         metadata = {"t": self._since_beginning(at), **facts}
-        self.send(Event(f"rallypoint.{name}", EventSource.AGENT, metadata=metadata))  # type: ignore[arg-type]
+        event = Event(f"rallypoint.{name}", EventSource.AGENT, metadata=metadata)  # type: ignore[arg-type]
+        if self.has_sink and self._spec.event_log_handler != FILE:
+            events.record(event, self._spec.event_log_handler)  # not by the name that is put in the place of torch's
+        self.file.add(event)
 
     @property
     def has_sink(self) -> bool:
