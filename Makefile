@@ -40,7 +40,9 @@ demo: $(VENV)/.base
 test: $(VENV)/.test
 	$(BIN)/pytest $(PARALLEL) -m "not torch and not root and not soak"
 
-test-all: $(VENV)/.all lint docs $(VENV)/.test $(VENV)/.torch build/etcd/.debian build/prometheus/.debian
+# While torch is installed, all tests are collected once: then none of the processes that run them has to compile them.
+test-all: $(VENV)/.all lint docs build/etcd/.debian build/prometheus/.debian
+	@$(BIN)/pytest --collect-only -qq > /dev/null & $(MAKE) --no-print-directory $(VENV)/.torch && wait
 	$(BIN)/pytest $(PARALLEL) -m "not soak"
 
 soak: $(VENV)/.test
