@@ -104,7 +104,7 @@ def test_static_calls_on_two_nodes_recover(job: Any, workers: int, victim: int):
 
 @pytest.mark.parametrize(
     "runs",
-    [pytest.param(2, marks=pytest.mark.timeout(240)), pytest.param(50, marks=[pytest.mark.soak, pytest.mark.timeout(3600)])],
+    [pytest.param(1, marks=pytest.mark.timeout(180)), pytest.param(50, marks=[pytest.mark.soak, pytest.mark.timeout(3600)])],
 )
 def test_f31_functions_need_not_destroy_their_process_group(make_job: Callable[[], Any], runs: int):
     """F31: three nodes with 1, 2 and 3 workers; without leaving together about half of such runs abort at their end."""
