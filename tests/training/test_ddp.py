@@ -17,10 +17,10 @@ FIRST_STEPS = 10  # of those, before the kill
 
 
 class Job:
-    """Two nodes with two workers each; the first node hosts the coordination store, and lives."""
+    """Two nodes; the first hosts the coordination store, and lives."""
 
-    def __init__(self, launch: Any, program: Path, kills: int) -> None:
-        self._launch, self._program = launch, program
+    def __init__(self, launch: Any, program: Path, kills: int, workers: int) -> None:
+        self._launch, self._program, self.workers = launch, program, workers
         self.steps, self._worker_kills = STEPS_PER_KILL * (2 * kills + 1), kills
         self._port = free_port()
         self.folder = launch.folder / "disturbed"
@@ -31,8 +31,9 @@ class Job:
 
     def start_node(self) -> Any:
         meeting = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{self._port}", "--local-addr", "127.0.0.1"]
-        size = ["--nnodes", "2", "--nproc-per-node", "2", "--max-restarts", str(self._worker_kills), "--restart-backoff", "0"]
-        return self._launch.rallyrun(*meeting, *size, self._program, self.folder, str(self.steps))
+        size = ["--nnodes", "2", "--nproc-per-node", str(self.workers)]
+        restarts = ["--max-restarts", str(self._worker_kills), "--restart-backoff", "0"]
+        return self._launch.rallyrun(*meeting, *size, *restarts, self._program, self.folder, str(self.steps))
 
     def wait_for_steps(self, generation: int) -> None:
         """Until this generation, counted from 0, has done some steps, or found them done."""
@@ -63,29 +64,32 @@ class Job:
         return [told["resumed"] for told in self.host.told() if told["rank"] == 0 and "resumed" in told]
 
 
-def result_of_own_run(launch: Any, programs: Path, steps: int) -> str:
-    """That of the same four ranks on one node, which nobody kills."""
+def result_of_own_run(launch: Any, programs: Path, job: Job) -> str:
+    """That of the same ranks on one node, which nobody kills."""
     folder = launch.folder / "undisturbed"
     folder.mkdir()
     (folder / "finish").touch()
-    job = launch.rallyrun("--standalone", "--nproc-per-node", "4", programs / "ddp_train.py", folder, str(steps))
-    assert job.wait() == 0
+    ranks = str(2 * job.workers)
+    own = launch.rallyrun("--standalone", "--nproc-per-node", ranks, programs / "ddp_train.py", folder, str(job.steps))
+    assert own.wait() == 0
     return (folder / "result.killed").read_text()
 
 
 @pytest.mark.parametrize(
-    ("kills", "has_own_run"),
+    ("kills", "workers", "has_own_run"),
     [
-        pytest.param(1, False, marks=pytest.mark.timeout(180)),
-        pytest.param(10, True, marks=[pytest.mark.soak, pytest.mark.timeout(900)]),
+        pytest.param(1, 1, False, marks=pytest.mark.timeout(180)),
+        pytest.param(10, 2, True, marks=[pytest.mark.soak, pytest.mark.timeout(900)]),
     ],
 )
-def test_killed_training_ends_with_the_loss_of_undisturbed_training(launch: Any, programs: Path, kills: int, has_own_run: bool):
+def test_killed_training_ends_with_the_loss_of_undisturbed_training(
+    launch: Any, programs: Path, kills: int, workers: int, has_own_run: bool
+):
     """Workers and whole nodes are killed in the midst of steps; the loss and all parameters are the same, bit for bit.
 
-    Loading torch for four more workers takes longer than all training, so it is the last generation that trains undisturbed too.
+    Loading torch for more workers takes longer than all training, so it is the last generation that trains undisturbed too.
     """
-    job = Job(launch, programs / "ddp_train.py", kills)
+    job = Job(launch, programs / "ddp_train.py", kills, workers)
     for turn in range(2 * kills):
         job.wait_for_steps(turn)
         if turn % 2 == 0:
@@ -98,4 +102,4 @@ def test_killed_training_ends_with_the_loss_of_undisturbed_training(launch: Any,
     assert len(job.resumed()) == 2 * kills + 1
     killed, undisturbed = ((job.folder / f"result.{name}").read_text() for name in ("killed", "undisturbed"))
     assert killed == undisturbed
-    assert not has_own_run or killed == result_of_own_run(launch, programs, job.steps)
+    assert not has_own_run or killed == result_of_own_run(launch, programs, job)
