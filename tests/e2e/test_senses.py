@@ -255,7 +255,6 @@ TELLTALE = "import os; open(f'started.{os.getpid()}', 'w').close()"
     [
         (["--health-port", "{busy}"], {}, "--health-port"),
         ([], {"PET_HEALTH_PORT": "{busy}"}, "--health-port"),
-        ([], {"TORCHELASTIC_HEALTH_CHECK_PORT": "{busy}"}, "TORCHELASTIC_HEALTH_CHECK_PORT"),
         ([], {"TORCHELASTIC_HEALTH_CHECK_PORT": "eighty"}, "TORCHELASTIC_HEALTH_CHECK_PORT"),
         (["--health-port", "80000"], {}, "--health-port"),
         (["--health-port", "0", "--health-addr", "192.0.2.1"], {}, "--health-addr"),

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 PROGRAMS = Path(__file__).parent / "programs"
-STARTS_S = 60.0  # two cores load torch for four processes in 4 s when nobody else needs them
+STARTS_S = 150.0  # two cores load torch for four processes in 4 s when nobody else needs them
 ENDS_S = 5.0
 TORCHRUN = "import sys; from torch.distributed.run import main; sys.tracebacklimit = 0; main()"
 ENVIRONMENT = {"GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": str(PROGRAMS), "TOKENIZERS_PARALLELISM": "false"}

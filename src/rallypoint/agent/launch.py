@@ -13,7 +13,7 @@ from rallypoint.agent.capabilities import peers_of
 from rallypoint.agent.config import LaunchConfig, count_workers, resolve_shutdown_timeout
 from rallypoint.agent.local_agent import LocalElasticAgent
 from rallypoint.agent.peers import PlainPeers
-from rallypoint.agent.workers import RunResult, WorkerSpec, _get_entrypoint_name
+from rallypoint.agent.workers import RunResult, WorkerGroup, WorkerSpec, _get_entrypoint_name
 from rallypoint.base import defaults, environment, outbox, report
 from rallypoint.errors import (
     JobFailedError,
@@ -33,7 +33,7 @@ from rallypoint.rendezvous.handler import RendezvousParameters
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import socket
-    from typing import Any
+    from typing import Any, NoReturn
 
     Entrypoint = Callable[..., Any] | str | None
 
@@ -94,7 +94,8 @@ def _launch_agent(config: LaunchConfig, entrypoint: Entrypoint, args: list[Any],
     try:
         result = agent.run()
         events.record(agent.get_event_succeeded(), config.event_log_handler)
-        _raise_failures(_get_entrypoint_name(entrypoint, args), result, peers, agent.get_worker_group().workers[0].world_size)
+        if result.is_failed():
+            _raise_failures(_get_entrypoint_name(entrypoint, args), result, peers, agent.get_worker_group())
         return result.return_values
     except SignalException:
         shutdown_rdzv = False
@@ -204,10 +205,8 @@ def _make_agent(
     )
 
 
-def _raise_failures(name: str, result: RunResult, peers: PlainPeers, world_size: int) -> None:
+def _raise_failures(name: str, result: RunResult, peers: PlainPeers, group: object) -> NoReturn:
     """A failed run becomes an error; of a job of several nodes, after the verdict, which is the same on all of them."""
-    if not result.is_failed():
-        return
     verdict = peers.job.end_error()
     for line in verdict.lines if isinstance(verdict, JobFailedError) else ():
         report.warn(line)
@@ -218,7 +217,8 @@ def _raise_failures(name: str, result: RunResult, peers: PlainPeers, world_size:
     from rallypoint.failures.process_failure import ChildFailedError
 
     error = ChildFailedError(name=name, failures=result.failures)
-    error.world_size = world_size
+    if isinstance(group, WorkerGroup) and group.workers:  # else the agent is one that somebody has put in its place
+        error.world_size = group.workers[0].world_size
     if isinstance(verdict, JobFailedError):
         error.cause_text, error.cause_rank, error.cause_exitcode = verdict.cause_text, verdict.cause_rank, verdict.cause_exitcode
         alike = [rank for rank in result.failures for first, last in verdict.alike if first <= rank <= last]

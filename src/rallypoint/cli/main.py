@@ -43,6 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _launch(argv: Sequence[str] | None) -> int:
     args = SimpleNamespace(pass_exit_code=False, from_environment=frozenset())
+    before = _story()
     try:
         args = parse_args(argv)
         if not args.training_script:
@@ -51,7 +52,7 @@ def _launch(argv: Sequence[str] | None) -> int:
     except (Exception, KeyboardInterrupt) as error:  # the process ends here, whatever it was
         code = _explain(error, args)
         if code != ExitCode.USAGE and not isinstance(error, errors.SignalException | errors.JobStoppedError | KeyboardInterrupt):
-            _point_to_story()
+            _point_to(_story(), before)
         return code
     return ExitCode.SUCCESS
 
@@ -181,11 +182,15 @@ def _named_as_given(error: BaseException, args: SimpleNamespace) -> str:
     return f"{given_as}{text.removeprefix(field)}" if given_as else text
 
 
-def _point_to_story() -> None:
-    """Where the run has left its events, the last line says how to read them."""
+def _story() -> str:
+    """Where the last run of this process has left its events, if anywhere."""
     files = sys.modules.get("rallypoint.story.event_file")  # if it is not loaded, there was no run
-    path = files.current.path if files is not None and files.current is not None else ""
-    if path:
+    return files.current.path if files is not None and files.current is not None else ""
+
+
+def _point_to(path: str, before: str) -> None:
+    """Where this run has left its events, the last line says how to read them."""
+    if path not in ("", before):
         import shlex
 
         report.info(f"for what happened, and when: rallypoint explain {shlex.quote(os.path.dirname(path))}")

@@ -724,7 +724,7 @@ def a_node_that_waits() -> dict[str, Any]:
     from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler, RendezvousTimeout
 
     backend, shared = cell(), store()
-    timeout = RendezvousTimeout(join=timedelta(seconds=10), last_call=timedelta(milliseconds=50))
+    timeout = RendezvousTimeout(join=timedelta(seconds=60), last_call=timedelta(seconds=1))
 
     def make() -> Any:
         return DynamicRendezvousHandler.from_backend("run", shared, backend, 1, 2, timeout=timeout, keep_alive_interval=1)
