@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Engine"]
 
-MOST_REQUESTS = 20_000  # in one job; a few hundred are usual
+MOST_REQUESTS = 10_000  # in one job; a few hundred are usual
 FORGIVEN_S = 0.5  # an absence that is longer is the store's own fault
 
 
