@@ -49,7 +49,7 @@ soak: $(VENV)/.test
 	@$(MAKE) --no-print-directory $(VENV)/.torch || echo "soak: no torch here, so what needs it is skipped"
 	$(BIN)/pytest -m soak
 
-simulate: $(VENV)/.base
+simulate: $(VENV)/.test
 	$(BIN)/python -m tests.simulation --seeds $(SEEDS) --jobs $(JOBS) --histogram
 	$(BIN)/python -m tests.simulation.scale
 

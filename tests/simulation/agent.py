@@ -1,7 +1,7 @@
-"""One agent process and its workers, as the real shell runs them: `agent_machine` and `session` decide, the driver talks to the
-others.
+"""One agent process and its workers, as the real shell runs them: `agent_machine` and `session` decide, the real driver talks to
+the others, in a thread of its own.
 
-What comes from the job waits in a queue, as it does there: a thread that starts or stops workers hears nothing.
+What comes from the job waits with the driver, as it does there: a thread that starts or stops workers hears nothing.
 
 It can be killed, with its warden or without, stopped for a while, told to leave, or crash with its machine. One of its threads
 may hang: the *main* one, which starts and stops workers, or the *driver*, which talks to the store.
@@ -9,20 +9,21 @@ may hang: the *main* one, which starts and stops workers, or the *driver*, which
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from functools import partial
 
-from tests.simulation.driver import Driver
-from tests.simulation.network import Connection, Link
+from tests.simulation.driver import STORE_TIMEOUT_S, Driver, Place
+from tests.simulation.network import Connection, Link, vouch
+from tests.simulation.threads import Thread
 from tests.simulation.workers import KILL_S, WARDEN_S, WorkerHost
 from tests.simulation.world import Clock, World
 
-from rallypoint.coordination.engine import StoreGoneError
+from rallypoint.coordination.engine import Coordination
 from rallypoint.coordination.model import Put, Transaction
 from rallypoint.protocol import agent_machine, session
 from rallypoint.protocol import job_records as job
 from rallypoint.protocol.participant import Joining, Participant
+from rallypoint.rendezvous.dynamic import LEAVE_TIMEOUT_S, NO_SESSION_TIMEOUT_S, REFUSAL_TIMEOUT_S
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Agent"]
 
-LEAVE_TIMEOUT_S = 5.0
 SLOW_START_S = 0.0  # from taking a seat until the first worker is started; on a slow machine much can happen meanwhile
 
 
@@ -55,6 +55,7 @@ class Agent(WorkerHost):
         super().__init__()
         self.world, self.engine, self.oracle, self.setup = world, engine, oracle, setup
         self.record, self.link, self.clock = record, link, clock
+        self.time = lambda: clock.offset_s + world.now * clock.rate  # which is read very often
         self.name = f"{record.name}#{serial}"
         self.is_host = link.is_local
         self.is_stranger = is_stranger  # it takes the job for another one, and must not be let in
@@ -68,16 +69,17 @@ class Agent(WorkerHost):
         self.stuck: dict[str, list[tuple[Callable[..., None], tuple[object, ...]]]] = {}  # and what each thread has to do then
         self.failure = ""  # what is wrong with it, and nobody else
         self.is_shut_down = True  # at its end, as by a launcher that got no signal
-        self.words: deque[session.Word] = deque()  # from the job, which nobody has heard yet
         self.session: session.State = session.Apart()
-        self._sessions = 0
+        self.sessions = 0  # at the store
+        self.connection: Connection | None = None  # with the store, once that has welcomed us
+        self.participant: Participant | None = None  # of the latest session
+        self.place = Place(self)
+        self.thread = Thread(world, clock, self.driver_can)
         self.driver = Driver(self)
+        self.driver.kill_workers = self._kill_processes
         self.state, _ = agent_machine.begin()
         self._ask()
-        self.driver.dial()
-
-    def time(self) -> float:
-        return self.clock.read(self.world.now)
+        self.thread.start(self.driver._run)
 
     @property
     def seat(self) -> job.Seat | None:
@@ -86,7 +88,7 @@ class Agent(WorkerHost):
 
     @property
     def node_id(self) -> str:
-        return f"{self.name}.{self._sessions}"
+        return f"{self.name}.{self.sessions}"
 
     def well_since(self) -> float:
         """Since when nothing has been wrong with its process and its link."""
@@ -121,15 +123,28 @@ class Agent(WorkerHost):
             if not self.is_alive:
                 continue
             self.well_again_at = self.world.now
-            if thread == "driver":
-                self.driver.check_fence()
             for act, args in deferred:
                 act(*args)
 
     # What the driver asks and says.
 
-    def new_participant(self, lease: int) -> Participant:
-        self._sessions += 1
+    def open_session(self) -> tuple[Coordination, Participant] | None:
+        """A connection, a lease, and the participant that lives on them; in the driver's thread."""
+        setup, self.participant = self.setup, None
+        timeout_s = STORE_TIMEOUT_S if self.sessions else setup.policy.join_timeout_s
+        connected = self.place.connect(setup.ttl_s, timeout_s, REFUSAL_TIMEOUT_S, self._pause)
+        if connected is None:
+            return None
+        engine, lease = connected
+        self.participant = self._new_participant(lease)
+        return engine, self.participant
+
+    def _pause(self, seconds: float) -> bool:
+        self.driver.wait(seconds)
+        return not self.driver.is_stopped
+
+    def _new_participant(self, lease: int) -> Participant:
+        self.sessions += 1
         setup = self.setup
         joining = Joining(
             node_id=self.node_id,
@@ -144,49 +159,26 @@ class Agent(WorkerHost):
         self.oracle.joins(self)
         return setup.participant_class(joining)
 
-    def fenced(self, why: str) -> None:
-        """The main thread hears of it when it can, at once if it is stopping them."""
-        if self.is_alive:
-            self._feel_fence()
-            self.hear([session.Fenced(why)])
-
-    def end_licence(self) -> None:
-        """The driver kills the workers by itself."""
-        self.licence = 0.0
-        if self.is_alive:
-            self._kill_processes()
-
-    def _feel_fence(self) -> None:
-        if self.main_can(self._feel_fence) and self._is_stopping and self.workers:
+    def feel_fence(self) -> None:
+        """The main thread notices at once if it is stopping workers; else it hears of it when it can."""
+        if self.main_can(self.feel_fence) and self._is_stopping and self.workers:
             self._kill()
 
-    def give_up(self, why: str) -> None:
-        """There is no store any more that we could take part through."""
-        self.end_licence()
-        self.hear([session.Lost(StoreGoneError(why))])
-
-    def note_transaction(self, request: Transaction) -> None:
+    def note_transaction(self, request: Transaction, told_through: int) -> None:
         for operation in request.then:
             if isinstance(operation, Put) and operation.key.startswith("down/signal/"):
-                self.oracle.signal_sent(self, operation, is_own=request.compares[0].key == operation.key)
-
-    def hear(self, words: list[session.Word]) -> None:
-        for one in words:
-            if isinstance(one, session.Seated):
-                self.oracle.seated(self, one.seat, one.generation)
-        self.words += words
-        self.listen()
+                is_own = request.compares[0].key == operation.key
+                self.oracle.signal_sent(self, operation, is_own, told_through)
 
     def listen(self) -> None:
         """Hear what has come, unless there is something else to do."""
-        if not self.words or not self.main_can(self.listen):
+        if not self.main_can(self.listen):
             return
         was_staying = isinstance(self.session, session.Staying)
-        while self.words and self._is_listening():
-            word = self.words.popleft()
+        while self._is_listening() and (word := self.driver.take()) is not None:
             if isinstance(word, session.Refused | session.TimedOut):
                 self.world.tally[type(word).__name__.lower()] += 1
-            self._follow(*session.hear(self.session, word, tuple(self.words)))
+            self._follow(*session.hear(self.session, word, self.driver.peek()))
         if was_staying and not isinstance(self.session, session.Staying):
             self._leave()
 
@@ -211,7 +203,7 @@ class Agent(WorkerHost):
         for action in actions:
             match action:
                 case session.SayReady():
-                    self.driver.tell(self._be_ready)
+                    self.driver.ready(self._hold_port)
                 case session.SayFailed() | session.SayDone() | session.SayDeparting() | session.SayClosed():
                     self.driver.tell(partial(session.say, action))
                 case session.TakeSeat(seated):
@@ -227,9 +219,8 @@ class Agent(WorkerHost):
                 case session.Go():
                     self._go()
 
-    def _be_ready(self, participant: Participant) -> None:
-        self.driver.ready_port = 20000 + self.world.below(1000)
-        participant.ready(self.time(), self.driver.ready_port)
+    def _hold_port(self) -> int:
+        return 20000 + self.world.below(1000)
 
     def _take_seat(self, seat: job.Seat) -> None:
         self.oracle.takes_seat(self, seat)
@@ -313,26 +304,18 @@ class Agent(WorkerHost):
         self._step(session.Leave(self.failure, False, self._me()))
 
     def _go(self) -> None:
-        self.world.after(LEAVE_TIMEOUT_S, self._exit)
-        if self.driver.participant is None:
-            self._exit()
-            return
+        """Let the driver end after what it was told, if it can in time."""
         self.driver.tell(Participant.leave)
-        self._look_whether_left()
-
-    def _look_whether_left(self) -> None:
-        if not self.is_alive:
-            return
-        participant = self.driver.participant
-        if participant is None or participant.has_left:
+        self.driver.stop(0.0)
+        self.thread.on_end = self._exit
+        self.world.after(LEAVE_TIMEOUT_S if self.sessions else NO_SESSION_TIMEOUT_S, self._exit)
+        if self.thread.has_ended:
             self._exit()
-        else:
-            self.world.after(0.02, self._look_whether_left)
 
     def _exit(self) -> None:
-        if self.is_alive:
+        if self.main_can(self._exit):
             self.is_alive = False
-            self.driver.close()
+            self.thread.kill()
             self.world.note(self.name, "exits", self.succeeded)
             self.oracle.ended(self)
 
@@ -341,22 +324,21 @@ class Agent(WorkerHost):
         if not self.is_alive:
             return
         self.world.note(self.name, "crashes with its machine" if with_machine else "is killed")
-        lease, self.is_alive, self.stuck = self.driver.lease, False, {}
+        testimony, self.is_alive, self.stuck = self.licence.testimony, False, {}
         self.why = "killed"
         self._group += 1
+        self.link.is_dead = with_machine
+        self.thread.kill()
         if with_machine:
-            self.link.is_dead = True
             self._workers_gone(self._group)
         else:
-            self.driver.close()
-            testifies = not with_warden and not self.setup.is_replicated
             delay_s = self.world.between(0.001, KILL_S if with_warden else WARDEN_S)
-            self.world.after(delay_s, self._end_by_warden, self._group, lease if testifies else 0)
+            self.world.after(delay_s, self._end_by_warden, self._group, None if with_warden else testimony)
         self.oracle.ended(self)
 
-    def _end_by_warden(self, group: int, lease: int) -> None:
-        """All below the warden is gone; where the store takes its word, it testifies."""
+    def _end_by_warden(self, group: int, testimony: int | None) -> None:
+        """All below the warden is gone; if something was entrusted to it, it testifies."""
         self._workers_gone(group)
-        if lease:
+        if testimony is not None:
             self.world.tally["testimonies"] += 1
-            Connection(self.world, self.link, self.driver, self.engine).send_up(("vouch", lease))
+            vouch(self.world, self.link, self.engine, testimony)

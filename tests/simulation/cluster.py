@@ -15,6 +15,7 @@ from tests.simulation.network import Link
 from tests.simulation.oracle import Oracle
 from tests.simulation.planted import planted
 from tests.simulation.setup import Setup
+from tests.simulation.threads import virtual_kernel
 from tests.simulation.world import TRACED, Violation, World
 
 from rallypoint.protocol import job_records as job
@@ -115,7 +116,12 @@ class Cluster:
         self.world.is_over = not self._expected and not any(agent.is_alive for agent in self.agents)
 
     def run(self) -> Counter[str]:
-        self.world.run(self.setup.heal_at + END_S)
+        try:
+            with virtual_kernel(self.world):
+                self.world.run(self.setup.heal_at + END_S)
+        finally:
+            for agent in self.agents:
+                agent.thread.kill()
         waiting = [f"{one.name} ({type(one.state).__name__})" for one in self.agents if one.is_alive]
         if waiting:
             raise Violation(f"{', '.join(waiting)} did not come to an end; the leader waits: {self._leaders_wait()}")
@@ -130,14 +136,18 @@ class Cluster:
 
     def _look_who_is_late(self, died_at: float, limit_s: float) -> None:
         living = [one for one in self.agents if one.is_alive]
-        late = [one.name for one in living if self.world.now > max(died_at, one.well_since()) + limit_s]
+        late = [one.name for one in living if self.world.now > max(died_at, one.well_since()) + self._loss_s(one, limit_s)]
         if late:
             raise Violation(f"the store has been gone for {limit_s} s, and {', '.join(late)} have not ended")
         if living or self._expected:
             self.world.after(1.0, self._look_who_is_late, died_at, limit_s)
 
+    def _loss_s(self, agent: Agent, limit_s: float) -> float:
+        """Who has not found the store yet takes its host for one that comes late."""
+        return limit_s if agent.sessions else limit_s + self.setup.policy.join_timeout_s
+
     def _leaders_wait(self) -> str:
-        participants = [one.driver.participant for one in self.agents if one.is_alive]
+        participants = [one.participant for one in self.agents if one.is_alive]
         return "; ".join(one.leader.wait.why for one in participants if one is not None and one.leader is not None) or "none"
 
     def _count(self) -> None:
@@ -180,7 +190,7 @@ def _simulate(cluster: Cluster, seed: int, bug: str, is_traced: bool) -> Counter
         return cluster.run()
     except Failure:
         raise
-    except Exception as error:  # a rule was broken, or the code under test broke down: either is what we look for
+    except (Exception, Violation) as error:  # a rule was broken, or the code under test broke down: either is what we look for
         what = str(error) if isinstance(error, Violation) else repr(error)
         raise Failure(seed, what, cluster.world.now, trace_lines(cluster.world, TRACED if is_traced else SHOWN), bug) from error
 

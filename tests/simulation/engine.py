@@ -1,6 +1,6 @@
 """The coordination store in the simulated cluster: the real service, a clock of its own, and a loop that may pause.
 
-What it is asked goes to the service, and what that says goes out, as it is written down for the real network.
+What it is asked goes to the service, and what that says goes out, both as they are written down for the real network.
 
 In *embedded* mode it lives in the process of one agent: it stops when that is stopped, and dies with it; wardens testify to it.
 In *replicated* mode it is a cluster of its own, that may be unavailable for a while but loses nothing, and that knows no other
@@ -11,20 +11,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tests.simulation.network import FIN, Connection, Link
-from tests.simulation.world import Clock, Violation, World
+from tests.simulation.network import FIN, HELLO, Connection, Link
+from tests.simulation.world import NEVER, Clock, Violation, World
 
 from rallypoint.coordination.embedded import wire
+from rallypoint.coordination.embedded.handshake import Welcome
 from rallypoint.coordination.embedded.service import Session, StoreService
 from rallypoint.coordination.keyspace import Keyspace
-from rallypoint.coordination.model import Event, Outcome, Read, Snapshot, Transaction
+from rallypoint.coordination.model import Event
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from tests.simulation.network import Message
     from tests.simulation.oracle import Oracle
 
 __all__ = ["Engine"]
 
+MOST_REQUESTS = 10_000  # in one job; a few hundred are usual
 FORGIVEN_S = 0.5  # an absence that is longer is the store's own fault
 
 
@@ -54,14 +57,12 @@ class Engine:
         self.is_dead = False
         self.is_silent = False  # dead with its machine, so that nobody refuses connections
         self._away_until = 0.0
-        self._inbox: list[tuple[Connection, tuple[object, ...]]] = []
+        self._inbox: list[tuple[Connection, Message]] = []
         self._turn_is_due = False
         self._tokens = 0
-        self._news: tuple[object, ...] = ()
-        self._news_body = b""
-        self._asks: dict[Connection, tuple[object, ...]] = {}  # who is being served, and what it has asked
+        self._request: Message = FIN  # what is being answered
         self._connections: dict[Connection, None] = {}
-        self._tick_at = float("inf")
+        self._tick_at = NEVER
         self._away_since: float | None = None
         self._absences_s = 0.0  # all that were long enough to count
         self._heard: dict[int, float] = {}  # of each lease, when it was heard of, in time that the store was there
@@ -74,12 +75,16 @@ class Engine:
             return "silent"
         return "refused" if self.is_dead else "open"
 
-    def accept(self, connection: Connection) -> None:
-        """Whoever is welcome has a session, with a token that only its owner knows."""
+    def connect(self, connection: Connection) -> None:
+        """The kernel takes it in, also while the loop is away."""
         self._connections[connection] = None
+
+    def _welcome(self, connection: Connection) -> None:
+        """Whoever is welcome has a session, with a token that only its owner knows."""
         self._tokens += 1
         connection.session = Session(str(self._tokens))
         connection.session.connection = connection
+        connection.send_down(Welcome("the only one", connection.session.token))
 
     @property
     def is_away(self) -> bool:
@@ -107,7 +112,7 @@ class Engine:
 
     # Its loop.
 
-    def receive(self, connection: Connection, message: tuple[object, ...]) -> None:
+    def receive(self, connection: Connection, message: Message) -> None:
         if self.is_dead:
             return
         self._inbox.append((connection, message))
@@ -147,7 +152,7 @@ class Engine:
 
     def _tick(self, planned: float) -> None:
         if planned == self._tick_at:
-            self._tick_at = float("inf")
+            self._tick_at = NEVER
             self._turn()
 
     def _show(self, changes: list[Event]) -> None:
@@ -168,91 +173,60 @@ class Engine:
 
     # What it is asked.
 
-    def _serve(self, connection: Connection, message: tuple[object, ...], now: float) -> None:
-        if message[0] == "vouch":
-            self.keyspace.vouch(message[1])
-        elif message is FIN:
+    def _serve(self, connection: Connection, message: Message, now: float) -> None:
+        if message is FIN:
             connection.server_open = False
             self._on_gone(connection, now)
-        elif message[0] == "keep" and self.is_replicated:  # a cluster does not mind who keeps a lease alive
-            self._note_heard(message)
-            connection.send_down(("kept", self.keyspace.keep_alive(message[1], now), message[2], message[1]))
+        elif message is HELLO:
+            self._welcome(connection)
+        elif isinstance(message, tuple):
+            self.keyspace.vouch(message[1])
         else:
-            self._note_heard(message)
-            self._asks[connection] = message
-            self._service.serve(connection, wire.encode(_request(message)), now)
-            del self._asks[connection]
-            for replaced in self._service.take_replaced():
-                if not self.is_replicated:
-                    replaced.server_open = False
-                    self._on_gone(replaced, now)
+            self._serve_request(connection, message, now)
 
-    def _note_heard(self, message: tuple[object, ...]) -> None:
-        lease = message[1] if message[0] == "keep" else message[3] if message[0] == "resume" else 0
-        if lease:
-            self._heard[lease] = self.world.now - self._absences_s
+    def _serve_request(self, connection: Connection, body: bytes, now: float) -> None:
+        what = body.split(b'"', 2)[1]
+        if what in (b"keep", b"resume"):
+            number, _, of_whom = wire.decode(body)
+            lease = of_whom if what == b"keep" else self._lease_of_token(of_whom)
+            self._note_heard(lease)
+            if what == b"keep" and self.is_replicated:  # a cluster does not mind who keeps a lease alive
+                connection.send_down(wire.encode([number, "kept", self.keyspace.keep_alive(lease, now), 0]))
+                return
+        else:
+            self._note_request()
+        self._request = body
+        self._service.serve(connection, body, now)
+        self._request = FIN
+        for replaced in self._service.take_replaced():
+            if not self.is_replicated:
+                replaced.server_open = False
+                self._on_gone(replaced, now)
+
+    def _note_request(self) -> None:
+        self.world.tally["requests"] += 1
+        if self.world.tally["requests"] > MOST_REQUESTS:
+            raise Violation(f"the store was asked {MOST_REQUESTS} times: somebody asks without end")
+
+    def _lease_of_token(self, token: str) -> int:
+        session = self._service.sessions._sessions.get(token)
+        return session.lease if session is not None else 0
+
+    def _note_heard(self, lease: int) -> None:
+        self._heard[lease] = self.world.now - self._absences_s
 
     def say(self, connection: Connection, body: bytes) -> None:
-        """What the service says to a connection: an answer, or the news."""
-        if body is not self._news_body:
-            number, what, *fields = wire.decode(body)
-            if number:
-                self._reply(connection, what, fields)
-                return
-            through, events = fields[-2], [wire.decode_event(event) for event in fields[-1]]
-            self._news_body = body  # which many are told
-            self._news = ("events", through, events) if what == "events" else ("past", fields[0], through, events)
-        connection.send_down(self._news, is_event=True)
-
-    def _reply(self, connection: Connection, what: str, fields: list[object]) -> None:
-        message = self._asks[connection]
-        if what == "granted":
-            self._heard[fields[0]] = self.world.now - self._absences_s
-        is_event = what == "watching" or fields[:1] == ["compacted"]
-        connection.send_down(_answer(what, fields, message), is_event)
+        """What the service says to a connection: the answer to what it has asked, or the news."""
+        if body.startswith(b"[0,"):
+            connection.send_down(body)
+            return
+        if b',"granted",' in body:
+            self._note_heard(wire.decode(body)[2])
+        self.world.tally["histories too short"] += b',"error","compacted",' in body
+        connection.send_down(body, self._request)
 
     def _on_gone(self, connection: Connection, now: float) -> None:
         """Its connection has ended, which says nothing about its owner."""
         self._connections.pop(connection, None)
-        self._service.leave(connection, now)
-
-
-def _request(message: tuple[object, ...]) -> list[object]:
-    """As a client writes it down."""
-    match message:
-        case "keep", lease, _:
-            return [1, "keep", lease]
-        case "grant", ttl_s, _:
-            return [1, "grant", ttl_s]
-        case "resume", token, _, _:
-            return [1, "resume", token]
-        case "ask", _, Transaction() as transaction:
-            return [1, "transact", *wire.encode_transaction(transaction)]
-        case "ask", _, Read() as read:
-            return [1, "read", read.prefix]
-        case "ask", _, watch:
-            return [1, "watch", watch.prefix, watch.from_revision]
-    raise Violation(f"nobody asks {message}")
-
-
-def _answer(what: str, fields: list[object], message: tuple[object, ...]) -> tuple[object, ...]:
-    """As a client understands it, for what it has asked."""
-    match what, fields:
-        case "kept", [is_kept, _]:
-            return ("kept", is_kept, message[2], message[1])
-        case "granted", [lease]:
-            return ("granted", lease, message[2])
-        case "resumed", [lease]:
-            return ("resumed", lease == message[3], message[2], message[3])
-        case "outcome", [succeeded, revision, items]:
-            found = tuple(None if item is None else wire.decode_item(item) for item in items)
-            return ("reply", message[1], Outcome(succeeded, revision, found), message[2])
-        case "snapshot", [revision, items]:
-            return ("reply", message[1], Snapshot(revision, tuple(map(wire.decode_item, items))), message[2])
-        case "watching", []:
-            return ("reply", message[1], None, message[2])
-        case "error", ["compacted", _]:
-            return ("compacted", message[1], message[2].prefix)
-        case "error", ["lease", _]:
-            return ("lost", message[1])
-    raise Violation(f"the store answers {message} with {what} {fields}")
+        if connection.session is not None:
+            self._service.leave(connection, now)

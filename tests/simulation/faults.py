@@ -97,7 +97,7 @@ class Faults:
 
     def _leader(self) -> Agent | None:
         for one in self.cluster.agents:
-            participant = one.driver.participant
+            participant = one.participant
             if one.is_alive and not one.is_host and participant is not None and participant.leader is not None:
                 return one
         return None
@@ -272,23 +272,23 @@ class Faults:
 
     def reset(self) -> None:
         agent = self._someone()
-        if agent is not None and agent.driver.connection is not None:
+        if agent is not None and agent.connection is not None:
             self.world.note(agent.name, "gets a reset")
-            agent.driver.connection.reset()
+            agent.connection.reset()
             self._hurt_workers(agent)
 
     def reset_many(self) -> None:
         for agent in self.cluster.agents:
-            if agent.is_alive and not agent.is_host and agent.driver.connection is not None and self.world.chance(0.5):
-                agent.driver.connection.reset()
+            if agent.is_alive and not agent.is_host and agent.connection is not None and self.world.chance(0.5):
+                agent.connection.reset()
 
     def reset_one_side(self) -> None:
         """What the store sends is answered by a reset; the node hears nothing, and thinks that all is well."""
         agent = self._someone()
-        if agent is not None and agent.driver.connection is not None and not agent.is_host:
+        if agent is not None and agent.connection is not None and not agent.is_host:
             self.world.note(agent.name, "is reset towards the store")
             agent.link.cut(up=False, down=True)
-            agent.driver.connection.break_server()
+            agent.connection.break_server()
             self.world.after(self.world.log_between(0.5, 8.0), self._mend, agent)
 
     def go_far_away(self) -> None:
@@ -305,19 +305,19 @@ class Faults:
     def lose_reply(self) -> None:
         """The store does what it is asked next, or what it is asked next about these keys; but the answer does not come."""
         agent = self._someone()
-        if agent is not None and agent.driver.connection is not None:
-            agent.driver.connection.loses_reply_about = self.world.choice(LOST)
+        if agent is not None and agent.connection is not None:
+            agent.connection.loses_reply_about = self.world.choice(LOST)
 
     def lose_request(self) -> None:
         """What this agent, mostly the leader, asks next, or next about these keys, never gets to the store."""
         agent = (self._leader() if self.world.chance(0.6) else None) or self._someone()
-        if agent is not None and agent.driver.connection is not None:
-            agent.driver.connection.loses_request_about = self.world.choice(LOST)
+        if agent is not None and agent.connection is not None:
+            agent.connection.loses_request_about = self.world.choice(LOST)
 
     def _lose_the_end(self) -> None:
         leader = self._leader()
-        if leader is not None and leader.driver.connection is not None:
-            leader.driver.connection.loses_request_about = "down/closed"
+        if leader is not None and leader.connection is not None:
+            leader.connection.loses_request_about = "down/closed"
 
     def slow(self) -> None:
         if (agent := self._someone()) is not None:
@@ -344,7 +344,7 @@ class Faults:
         for agent in self.cluster.agents:
             agent.link.slow_s = 0.0
             agent.link.heal(self.world.now)
-            if agent.driver.connection is not None:
-                agent.driver.connection.loses_reply_about = agent.driver.connection.loses_request_about = None
+            if agent.connection is not None:
+                agent.connection.loses_reply_about = agent.connection.loses_request_about = None
             agent.continue_warden()
             agent.go_on("main", "driver")

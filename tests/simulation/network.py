@@ -8,19 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rallypoint.coordination.model import EndLease, Request, Transaction
+from rallypoint.coordination.embedded import wire
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from tests.simulation.driver import Driver
+    from tests.simulation import client
     from tests.simulation.engine import Engine
     from tests.simulation.world import World
 
+    from rallypoint.coordination.embedded.handshake import Welcome
     from rallypoint.coordination.embedded.service import Session
 
-__all__ = ["FIN", "Connection", "Link"]
+    Message = bytes | tuple[object, ...] | Welcome  # most of them as they are written down for the real network
+
+__all__ = ["FIN", "HELLO", "Connection", "Link", "vouch"]
 
 FIN = ("fin",)
+HELLO = ("hello",)
 NOTICE_S = 0.5
 SPIKE = 0.998  # one message in 500 is late by seconds
 
@@ -63,26 +67,27 @@ class Connection:
     """Both ends of one connection. `session` is the server's, of whom it serves; `send` and `send_each` are what that says."""
 
     __slots__ = (
-        "client_open", "down_free", "driver", "engine", "held_down", "held_up", "link", "loses_reply_about",
+        "client", "client_open", "down_free", "engine", "held_down", "held_up", "link", "loses_reply_about",
         "loses_request_about", "server_open", "session", "up_free", "watch_free", "world",
     )  # fmt: skip
 
-    def __init__(self, world: World, link: Link, driver: Driver, engine: Engine) -> None:
-        self.world, self.link, self.driver, self.engine = world, link, driver, engine
-        self.client_open = self.server_open = True
+    def __init__(self, world: World, link: Link, client: client.Link | None, engine: Engine) -> None:
+        self.world, self.link, self.client, self.engine = world, link, client, engine
+        self.client_open, self.server_open = client is not None, True
         self.up_free = self.down_free = self.watch_free = 0.0
-        self.held_up: list[tuple[object, ...]] = []
-        self.held_down: list[tuple[tuple[object, ...], bool]] = []
+        self.held_up: list[Message] = []
+        self.held_down: list[Message] = []
         self.session: Session | None = None
         self.loses_reply_about: str | None = None
         self.loses_request_about: str | None = None
         link.connections.append(self)
+        engine.connect(self)
 
     # From the client to the server.
 
-    def send_up(self, message: tuple[object, ...]) -> None:
-        if self.loses_request_about is not None and message[0] == "ask" and _is_about(message[2], self.loses_request_about):
-            self.world.note(self.driver.agent.name, "loses a request", message[2])
+    def send_up(self, message: Message) -> None:
+        if self.loses_request_about is not None and _is_about(message, self.loses_request_about):
+            self.world.note(self.client.name, "loses a request", message)
             self.world.tally["requests lost"] += 1
             self.reset()
             return
@@ -94,7 +99,7 @@ class Connection:
         time = self.up_free = time if time > self.up_free else self.up_free
         world.at(time, self._arrive_up, message)
 
-    def _arrive_up(self, message: tuple[object, ...]) -> None:
+    def _arrive_up(self, message: Message) -> None:
         if self.link.is_dead:
             return
         if self.server_open:
@@ -112,29 +117,30 @@ class Connection:
         for body in bodies:
             self.engine.say(self, body)
 
-    def send_down(self, message: tuple[object, ...], is_event: bool = False) -> None:
-        if self.loses_reply_about is not None and message[0] == "reply" and _is_about(message[3], self.loses_reply_about):
-            self.world.note(self.driver.agent.name, "loses a reply", message[3])
+    def send_down(self, message: Message, request: Message = FIN) -> None:
+        """`request` is what this answers."""
+        if self.loses_reply_about is not None and _is_about(request, self.loses_reply_about):
+            self.world.note(self.client.name, "loses a reply", request)
             self.world.tally["replies lost"] += 1
             self.reset()
             return
         if self.link.cut_down:
-            self.held_down.append((message, is_event))
+            self.held_down.append(message)
             return
         world = self.world
         time = world.now + self.link.latency_s(world)
-        if is_event and self.engine.is_replicated:  # changes come on a way of their own
+        if self.engine.is_replicated and _is_of_watch(message):  # changes come on a way of their own
             time = self.watch_free = max(time, self.watch_free)
         else:
             time = self.down_free = time if time > self.down_free else self.down_free
         world.at(time, self._arrive_down, message)
 
-    def _arrive_down(self, message: tuple[object, ...]) -> None:
+    def _arrive_down(self, message: Message) -> None:
         if self.client_open:
             if message is FIN:
                 self.break_client("closed by the store")
             else:
-                self.driver.receive(self, message)
+                self.client.receive(message)
 
     # Ends.
 
@@ -157,7 +163,7 @@ class Connection:
     def break_client(self, why: str) -> None:
         if self.client_open:
             self.client_open = False
-            self.driver.on_break(self, why)
+            self.client.be_broken(why)
 
     def break_server(self) -> None:
         if self.server_open:
@@ -167,14 +173,28 @@ class Connection:
         held, self.held_up = self.held_up, []
         for message in held:
             self.send_up(message)
-        events, self.held_down = self.held_down, []
-        for message, is_event in events:
-            self.send_down(message, is_event)
+        held, self.held_down = self.held_down, []
+        for message in held:
+            self.send_down(message)
 
 
-def _is_about(request: Request, prefix: str) -> bool:
+def vouch(world: World, link: Link, engine: Engine, lease: int) -> None:
+    """A warden says over a connection of its own that nothing is left of whoever had this lease."""
+    Connection(world, link, None, engine).send_up(("vouch", lease))
+
+
+def _is_about(request: Message, prefix: str) -> bool:
     """Whether a request touches a key that begins so."""
-    if not isinstance(request, Transaction):
-        return not prefix
-    keys = [one.key for one in (*request.then, *request.otherwise) if not isinstance(one, EndLease)]
+    if not isinstance(request, bytes):
+        return False
+    _, what, *arguments = wire.decode(request)
+    if what != "transact":
+        return what in ("read", "watch") and not prefix
+    keys = [operation[1] for operation in (*arguments[1], *arguments[2]) if operation[0] != "end"]
     return any(key.startswith(prefix) for key in keys)
+
+
+def _is_of_watch(message: Message) -> bool:
+    return isinstance(message, bytes) and (
+        message.startswith(b"[0,") or message.endswith(b',"watching"]') or b',"error","compacted",' in message
+    )

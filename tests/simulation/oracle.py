@@ -219,17 +219,17 @@ class Oracle:
 
     def takes_seat(self, agent: Agent, seat: job.Seat) -> None:
         """No workers are started for a generation that their agent was told to be over."""
-        for word in agent.words:
+        for word in agent.driver.peek():
             if isinstance(word, session.Fenced) or (isinstance(word, session.Regroup) and word.generation == seat.generation):
                 raise Violation(f"{agent.name} takes its seat in generation {seat.generation}, but was told: {word}")
 
-    def signal_sent(self, agent: Agent, put: Put, is_own: bool) -> None:
+    def signal_sent(self, agent: Agent, put: Put, is_own: bool, told: int) -> None:
         """A member that is done, as far as the leader was told, is no loss, and lets nobody join any more; nor does it matter
         if one that is done departs, which that one writes itself.
         """
         number = int(put.key.rpartition("/")[2])
         kind = job.decode(job.Signal, put.value).kind
-        seats, told = self.seats.get(number, {}), agent.driver.told_through()
+        seats = self.seats.get(number, {})
         done = [one for one in seats if (number, one) in self.dones and (is_own or self.dones[number, one] <= told)]
         if kind == "join" and done:
             raise Violation(f"{agent.name} ends generation {number} for a joiner, knowing that {done} are done")
@@ -237,6 +237,11 @@ class Oracle:
         # Where nobody is gone, a leader was deposed while the one it missed came back: the store refuses its signal.
         if kind in ("loss", "departure", "sick") and number == self.number and gone and set(gone) <= set(done):
             raise Violation(f"{agent.name} ends generation {number} for a loss, but whoever is gone was done")
+
+    def lost_its_lease(self, agent: Agent, lease: int) -> None:
+        """Nobody takes a lease for ended that the store still has."""
+        if agent.engine.keyspace.has_lease(lease):
+            raise Violation(f"{agent.name} takes its lease {lease} for ended, which lives")
 
     def workers_start(self, agent: Agent, generation: int) -> None:
         self.world.tally["worker groups"] += 1

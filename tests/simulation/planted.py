@@ -1,20 +1,20 @@
 """Bugs on purpose: each breaks one rule that makes the protocol safe, and the simulator has to find it.
 
-They are small replacements of one method or constant, in the code under test or in the shell that the simulator puts around it.
+They are small replacements of one method or constant, in the code under test or in the agent that the simulator puts around it.
 """
 
 from __future__ import annotations
 
 from tests.simulation import agent
 from tests.simulation.agent import Agent
-from tests.simulation.driver import Driver
 from tests.simulation.engine import Engine
-from tests.simulation.network import Connection
+from tests.simulation.network import vouch
 from tests.simulation.planting import BUGS, Patches, bug, planted
 
 from rallypoint.coordination import keyspace
-from rallypoint.coordination.embedded.client import Watches
+from rallypoint.coordination.embedded.client import EmbeddedCoordination, Watches
 from rallypoint.coordination.embedded.service import Watchers
+from rallypoint.coordination.engine import UnreachableError
 from rallypoint.coordination.fence import HeldLease
 from rallypoint.coordination.model import Compare, Outcome, Put, Transaction
 from rallypoint.protocol import generation, leader, session
@@ -24,6 +24,7 @@ from rallypoint.protocol.leader import Forming, Leader, Roster
 from rallypoint.protocol.participant import Participant
 from rallypoint.protocol.restarts import Again, Purse
 from rallypoint.protocol.session import Tenure
+from rallypoint.rendezvous.driver import Driver
 
 __all__ = ["BUGS", "planted"]
 
@@ -198,16 +199,6 @@ def done_is_bound_to_the_lease() -> Patches:
 
 
 @bug
-def looks_for_its_seat_once() -> Patches:
-    def note_seat(self, key, item):
-        seat = self.board.generation
-        real(self, job.seat_key(seat.number, seat.attempt, self.id), item)
-
-    real = Participant._note_seat
-    return [(Participant, "_note_seat", note_seat)]
-
-
-@bug
 def report_forgotten_when_ready() -> Patches:
     def ready(self, now, port):
         real(self, now, port)
@@ -253,21 +244,24 @@ def who_is_asked_to_go_closes_the_job() -> Patches:
     return [(session, "_departure", departure)]
 
 
-# What the shell does.
+# What the client and the driver do.
 
 
 @bug
 def never_fenced() -> Patches:
-    return [(Driver, "valid_until", lambda self: float("inf"))]
+    return [(EmbeddedCoordination, "valid_until", lambda self: float("inf"))]
 
 
 @bug
 def fence_counted_from_the_answer() -> Patches:
-    def kept(self, is_kept, sent_at, lease):
-        real(self, is_kept, self.agent.time(), lease)
+    def on_kept(self, lease, sent_at):
+        def handle(what, fields):
+            real(self, lease, self._clock())(what, fields)
 
-    real = Driver._kept
-    return [(Driver, "_kept", kept)]
+        return handle
+
+    real = EmbeddedCoordination._on_kept
+    return [(EmbeddedCoordination, "_on_kept", on_kept)]
 
 
 @bug
@@ -291,10 +285,60 @@ def lease_lives_on_when_it_is_lost() -> Patches:
 
 
 @bug
+def resumed_under_the_new_token() -> Patches:
+    """The store knows nothing of that session, so whose connection breaks takes its lease for ended."""
+
+    def on_open(self, now):
+        self._token = self._line.token
+        real(self, now)
+
+    real = EmbeddedCoordination.on_open
+    return [(EmbeddedCoordination, "on_open", on_open)]
+
+
+@bug
+def lease_forgotten_by_a_break() -> Patches:
+    """Who has no lease is not fenced, and it takes nothing up."""
+
+    def on_break(self):
+        real(self)
+        self._lease = None
+
+    real = EmbeddedCoordination.on_break
+    return [(EmbeddedCoordination, "on_break", on_break)]
+
+
+@bug
+def watches_forgotten_by_a_break() -> Patches:
+    return [(Watches, "renew", lambda self: [])]
+
+
+@bug
+def who_was_ready_is_not_in_its_next_session() -> Patches:
+    def end_session(self, tenure, why):
+        self._ready_port = None
+        return real(self, tenure, why)
+
+    real = Driver._end_session
+    return [(Driver, "_end_session", end_session)]
+
+
+@bug
+def what_was_said_between_sessions_is_lost() -> Patches:
+    def drive(self, engine, tenure):
+        if self._agent.sessions > 1:
+            self._sayings.clear()
+        return real(self, engine, tenure)
+
+    real = Driver._drive
+    return [(Driver, "_drive", drive)]
+
+
+@bug
 def ready_before_the_workers_are_gone() -> Patches:
     def stop(self, why, at_once):
         real(self, why, at_once)
-        participant = self.driver.participant
+        participant = self.participant
         if participant is not None and not self.is_leaving and self.workers:
             participant.ready(self.time(), 1)
 
@@ -305,8 +349,9 @@ def ready_before_the_workers_are_gone() -> Patches:
 @bug
 def leaves_before_the_workers_are_gone() -> Patches:
     def terminate(self):
-        if self.driver.participant is not None and not self.is_host and self.is_alive and not self.is_leaving:
-            self.driver.participant.leave()
+        if self.participant is not None and not self.is_host and self.is_alive and not self.is_leaving:
+            self.driver.tell(Participant.leave)
+            self.driver.stop(0.0)
         real(self)
 
     real = Agent.terminate
@@ -315,14 +360,14 @@ def leaves_before_the_workers_are_gone() -> Patches:
 
 @bug
 def lost_answer_taken_for_success() -> Patches:
-    def on_break(self, connection: Connection, why):
-        if isinstance(self.request, Transaction) and self.participant is not None and connection is self.connection:
-            request, self.request = self.request, None
-            self.participant.replied(request, Outcome(True, self.engine.keyspace.revision, (None,)), self.agent.time())
-        real(self, connection, why)
+    def transact(self, transaction, deadline):
+        try:
+            return real(self, transaction, deadline)
+        except UnreachableError:
+            return Outcome(True, self._agent.engine.keyspace.revision, (None,))
 
-    real = Driver.on_break
-    return [(Driver, "on_break", on_break)]
+    real = EmbeddedCoordination.transact
+    return [(EmbeddedCoordination, "transact", transact)]
 
 
 @bug
@@ -380,7 +425,7 @@ def v1_who_does_not_stop_in_time_is_replaced() -> Patches:
 def v2_the_fence_waits_for_the_main_thread() -> Patches:
     """V2: the thread that notices only tells the one that kills, and nobody else does."""
 
-    return [(Agent, "end_licence", lambda self: None), (Agent, "_look_at_licence", lambda self, group: None)]
+    return [(Driver, "_end_licence", lambda self: None), (Agent, "_look_at_licence", lambda self, group: None)]
 
 
 @bug
@@ -428,10 +473,10 @@ def licence_outlives_its_session() -> Patches:
 @bug
 def testimony_before_the_workers_are_gone() -> Patches:
     def die(self, with_machine=False, with_warden=False):
-        lease = self.driver.lease
+        lease = self.licence.testimony
         real(self, with_machine, with_warden)
-        if lease and not with_machine and not self.setup.is_replicated:
-            Connection(self.world, self.link, self.driver, self.engine).send_up(("vouch", lease))
+        if lease is not None and not with_machine:
+            vouch(self.world, self.link, self.engine, lease)
 
     real = Agent.die
     return [(Agent, "die", die), (agent, "WARDEN_S", 3.0)]

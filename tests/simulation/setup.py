@@ -20,7 +20,6 @@ class Setup:
 
     def __init__(self, world: World) -> None:
         self.is_replicated = world.chance(0.35)
-        self.is_eager = world.chance(0.3)
         self.ttl_s = TTL_S
         self.fence_s = REPLICATED_FENCE_S if self.is_replicated else TTL_S
         self.drift = world.choice((1e-4, 1e-3, 5e-3))

@@ -10,27 +10,30 @@ MOST_SEEDS = 2000
 
 # Where each was found the last time. It only saves time: when the simulator changes, its seeds mean something else.
 FOUND_AT = {
-    "decision_not_repeated_when_it_was_lost": 119,
-    "departs_although_it_is_done": 174,
-    "done_is_bound_to_the_lease": 105,
-    "fence_counted_from_the_answer": 942,
-    "formed_twice_after_a_lost_answer": 139,
-    "joiner_after_a_done": 30,
-    "leader_writes_without_its_term": 1006,
-    "lease_lives_on_when_it_is_lost": 253,
-    "leaves_before_the_workers_are_gone": 51,
-    "licence_outlives_its_session": 62,
-    "licence_renewed_without_a_seat": 36,
-    "looks_for_its_seat_once": 23,
-    "no_recount_of_failures": 42,
-    "no_recount_of_who_is_done": 49,
-    "seats_of_any_attempt": 118,
-    "signal_not_compared": 385,
-    "stays_after_the_end_of_the_job": 55,
-    "waits_for_a_seat_after_the_end": 106,
-    "watch_begins_with_the_next_change": 28,
-    "watch_resumed_one_too_late": 374,
-    "workers_killed_and_nobody_told": 163,
+    "absence_of_the_store_not_forgiven": 11,
+    "decision_not_repeated_when_it_was_lost": 366,
+    "departs_although_it_is_done": 105,
+    "done_is_bound_to_the_lease": 95,
+    "joiner_after_a_done": 131,
+    "joiner_without_a_budget": 10,
+    "leader_writes_without_its_term": 253,
+    "lease_counted_from_the_next_keepalive": 12,
+    "lease_lives_on_when_it_is_lost": 28,
+    "leaves_before_the_workers_are_gone": 76,
+    "licence_outlives_its_session": 192,
+    "licence_renewed_without_a_seat": 18,
+    "never_fenced": 12,
+    "report_forgotten_when_ready": 18,
+    "seats_of_any_attempt": 157,
+    "signal_not_compared": 164,
+    "testimony_before_the_workers_are_gone": 26,
+    "v2_the_fence_waits_for_the_main_thread": 11,
+    "v5_the_warden_holds_no_licence": 13,
+    "vouches_for_itself_too_early": 19,
+    "waits_for_a_seat_after_the_end": 81,
+    "watch_resumed_one_too_late": 28,
+    "watches_forgotten_by_a_break": 18,
+    "who_was_ready_is_not_in_its_next_session": 49,
 }
 
 
@@ -52,7 +55,7 @@ def test_a_planted_bug_is_found(bug: str) -> None:
 
 
 def test_there_are_enough_of_them() -> None:
-    assert len(BUGS) >= 35
+    assert len(BUGS) >= 44
 
 
 def test_nothing_stays_planted() -> None:

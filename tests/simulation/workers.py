@@ -27,6 +27,23 @@ WARDEN_S = 0.1
 START_S = 0.2
 
 
+class Licence:
+    """The page that the driver writes and the warden reads: until when workers may run, and what to testify."""
+
+    def __init__(self) -> None:
+        self.until = 0.0
+        self.testimony: int | None = None  # of which lease
+
+    def extend(self, until: float) -> None:
+        self.until = until
+
+    def entrust(self, testimony: int | None) -> None:
+        self.testimony = testimony
+
+    def close(self) -> None:
+        pass
+
+
 class WorkerHost:
     """The part of an agent that has workers. `workers` is the generation whose workers may run here, 0 when there are none."""
 
@@ -52,7 +69,7 @@ class WorkerHost:
     def __init__(self) -> None:
         self.workers = 0
         self.is_stubborn = False  # its agent will take too long to stop them
-        self.licence = 0.0  # until when they may run, on the node's clock
+        self.licence = Licence()
         self.warden_is_stopped = False
         self._known_until = 0.0  # what the warden has read of it
         self._group = 0  # which group of workers, so that what was planned for another is void
@@ -62,11 +79,11 @@ class WorkerHost:
     def _start(self, generation: int) -> None:
         self._group += 1
         self._is_starting, self._is_stopping, self._is_killing = True, False, False
-        if self.time() < self.licence and not self.warden_is_stopped:
+        if self.time() < self.licence.until and not self.warden_is_stopped:
             self.workers = generation
             self.world.note(self.name, "starts workers", generation)
             self.oracle.workers_start(self, generation)
-            self._known_until = self.licence
+            self._known_until = self.licence.until
             self.world.at(self.clock.when(self._known_until), self._look_at_licence, self._group)
         else:
             self.world.tally["starts refused by the warden"] += 1
@@ -89,12 +106,12 @@ class WorkerHost:
         """The time that the warden knows of is over: has it been given more?"""
         if group != self._group or not self.workers or self.warden_is_stopped:
             return
-        if self.time() >= self.licence:
+        if self.time() >= self.licence.until:
             self.world.note(self.name, "licence is over", self.workers)
             self.world.tally["licences over"] += 1
             self._kill_processes()
             return
-        self._known_until = self.licence
+        self._known_until = self.licence.until
         self.world.at(self.clock.when(self._known_until), self._look_at_licence, group)
 
     def stop_warden(self) -> None:

@@ -12,14 +12,15 @@ from heapq import heappop, heappush
 from random import Random
 from typing import TypeVar
 
-__all__ = ["TRACED", "Clock", "Violation", "World"]
+__all__ = ["NEVER", "TRACED", "Clock", "Violation", "World"]
 
+NEVER = float("inf")
 TRACED = 1000
 T = TypeVar("T")
 
 
-class Violation(AssertionError):
-    """Something happened that must never happen."""
+class Violation(BaseException):
+    """Something happened that must never happen; nothing that is tested may catch it."""
 
 
 class Clock:

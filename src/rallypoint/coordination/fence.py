@@ -93,6 +93,8 @@ def judge(connection: Connection, store_timeout_s: float, refusal_timeout_s: flo
     """What follows for a node that has, or wants, a lease. A fence comes before the end: workers go first."""
     if now >= connection.valid_until:
         return Fence(f"lost the coordination store: {connection.trouble or 'no answer'}")
+    if connection.unreachable_since is None and connection.refused_since is None:
+        return Hold(connection.valid_until)
     ends = [
         (since + limit_s, f"the coordination store {how} for {limit_s:g} s ({connection.trouble or 'no answer'})")
         for since, limit_s, how in (

@@ -15,7 +15,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from rallypoint.base import report
 from rallypoint.coordination import fence
@@ -47,14 +47,25 @@ Saying = Callable[[Participant], None]
 
 
 class Driver:
-    """One thread; `connect` gives a connection with a lease and the participant that goes with it, or None when stopped."""
+    """One thread; `connect` gives a connection with a lease and the participant that goes with it, or None when stopped.
+
+    It sleeps nowhere but in `wait` and in calls to that connection, and all its times are those of `clock`.
+    """
 
     def __init__(
-        self, connect: Callable[[], tuple[Coordination, Participant] | None], patience: Patience, licence: Licence
+        self,
+        connect: Callable[[], tuple[Coordination, Participant] | None],
+        patience: Patience,
+        licence: Licence,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        wait: Callable[[Iterable[int], float], object] = wait_readable,
     ) -> None:
         self._connect = connect
         self._patience = patience
         self._licence = licence
+        self._clock = clock
+        self._wait_readable = wait
         self._licence.extend(NO_LICENCE)
         self.kill_workers: Callable[[], None] = lambda: None  # at once, from whatever thread
         self.former: Former | None = None  # what the next session is to vouch for
@@ -78,7 +89,7 @@ class Driver:
 
         def say(participant: Participant) -> None:
             self._ready_port = hold_port()
-            participant.ready(time.monotonic(), self._ready_port)
+            participant.ready(self._clock(), self._ready_port)
 
         self.tell(say)
 
@@ -130,7 +141,7 @@ class Driver:
 
     def wait(self, timeout_s: float) -> None:
         """For `connect`: sleep, unless there is something to do."""
-        wait_readable([self._bell.fileno()], timeout_s)
+        self._wait_readable([self._bell.fileno()], timeout_s)
         self._bell.clear()
 
     # The thread itself.
@@ -158,7 +169,7 @@ class Driver:
         self._licence.entrust(engine.testimony())
         try:
             if self._ready_port is not None:
-                participant.ready(time.monotonic(), self._ready_port)
+                participant.ready(self._clock(), self._ready_port)
             return self._drive(engine, Tenure(participant, self._patience))
         finally:
             self._licence.entrust(None)
@@ -167,7 +178,7 @@ class Driver:
     def _drive(self, engine: Coordination, tenure: Tenure) -> bool:
         participant = tenure.participant
         while True:
-            match tenure.judge(engine.connection(), time.monotonic()):
+            match tenure.judge(engine.connection(), self._clock()):
                 case fence.Fence(why):
                     return self._end_session(tenure, why)
                 case fence.GiveUp(why):
@@ -205,11 +216,11 @@ class Driver:
     def _come_back(self, engine: Coordination, tenure: Tenure) -> bool:
         """Our lease has ended: whether we have got a new one while we are still within our fence."""
         returns_until = tenure.returns_until(engine.may_return_until())
-        while not self._is_stopped and (now := time.monotonic()) < returns_until:
+        while not self._is_stopped and (now := self._clock()) < returns_until:
             try:
                 lease = engine.grant(self._patience.lease_s, min(returns_until, now + REQUEST_TIMEOUT_S))
             except (UnreachableError, LeaseLostError):  # also one that has run out while it was granted
-                self.wait(min(RETRY_S, max(0.0, returns_until - time.monotonic())))
+                self.wait(min(RETRY_S, max(0.0, returns_until - self._clock())))
             else:
                 tenure.participant.come_back(lease)
                 return True
@@ -229,18 +240,18 @@ class Driver:
         self._bell.clear()
         while self._sayings:
             self._sayings.popleft()(participant)
-        now = time.monotonic()
+        now = self._clock()
         for event in engine.take_events():
             participant.see(event, now)
         request = participant.next_request(now)
         if request is None:
             return False
         answer = self._perform(engine, request)
-        participant.replied(request, answer, time.monotonic())
+        participant.replied(request, answer, self._clock())
         return True
 
     def _perform(self, engine: Coordination, request: Request) -> Outcome | Snapshot | None:
-        deadline = min(time.monotonic() + REQUEST_TIMEOUT_S, engine.valid_until())
+        deadline = min(self._clock() + REQUEST_TIMEOUT_S, engine.valid_until())
         if isinstance(request, Transaction):
             return engine.transact(request, deadline)
         if isinstance(request, Read):
@@ -250,10 +261,10 @@ class Driver:
 
     def _rest(self, engine: Coordination, wake_at: float | None) -> None:
         """Until something comes, or is due; what the participant has to ask waits while nobody would answer."""
-        times = [engine.wake_at(), engine.valid_until(), time.monotonic() + REQUEST_TIMEOUT_S]
+        times = [engine.wake_at(), engine.valid_until(), self._clock() + REQUEST_TIMEOUT_S]
         if wake_at is not None:
             times.append(wake_at)
-        wait_readable([engine.fileno(), self._bell.fileno()], min(times) - time.monotonic())
+        self._wait_readable([engine.fileno(), self._bell.fileno()], min(times) - self._clock())
 
     def _has_to_say(self, participant: Participant) -> bool:
         return participant.is_leaving and not participant.has_left

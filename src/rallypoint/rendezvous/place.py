@@ -37,8 +37,9 @@ class Place(ABC):
 
     _goes_on = False  # whether an engine that was not welcomed in one slice may be in the next
 
-    def __init__(self, name: str, connect_timeout_s: float) -> None:
+    def __init__(self, name: str, connect_timeout_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._name = name
+        self._clock = clock
         self._connect_timeout_s = connect_timeout_s  # for the store that members share
         self._identity = ""
         self._engine: Coordination | None = None  # the latest, which knows how the last session ended
@@ -52,16 +53,16 @@ class Place(ABC):
 
         As long as there is time any break is only a reason to try again: there is nothing yet that could be lost by it.
         """
-        began = time.monotonic()
+        began = self._clock()
         hint_at, tell_at = began + HINT_S, began + PROGRESS_INTERVAL_S
         refused_since = self._engine.connection().refused_since if self._engine else None
         try:
             while True:
-                slice_ends = time.monotonic() + SLICE_S
+                slice_ends = self._clock() + SLICE_S
                 try:
                     return self._try_once(lease_s, slice_ends)
                 except UnreachableError as error:
-                    trouble, now = str(error), time.monotonic()
+                    trouble, now = str(error), self._clock()
                 is_refused = self._engine is not None and self._engine.connection().refused_since is not None
                 refused_since = (refused_since or now) if is_refused else None
                 tried = fence.Connection(math.inf, began, refused_since, trouble)
@@ -98,7 +99,7 @@ class Place(ABC):
         try:
             self._open(engine, slice_ends)
             self._check_identity(engine)
-            return engine, engine.grant(lease_s, time.monotonic() + GRANT_S)
+            return engine, engine.grant(lease_s, self._clock() + GRANT_S)
         except UnreachableError:
             self._unfinished = engine
             if not self._goes_on:
@@ -125,7 +126,7 @@ class Place(ABC):
         """Another connection to the same store, without a lease, for the store that members share."""
         engine = self._new_engine()
         try:
-            self._open(engine, time.monotonic() + self._connect_timeout_s)
+            self._open(engine, self._clock() + self._connect_timeout_s)
             self._check_identity(engine)
         except BaseException:  # whatever it was, the socket must not stay; it is raised again
             engine.close()

@@ -336,6 +336,25 @@ def test_what_comes_during_a_call_can_be_waited_for(start_server: Start, connect
     assert not select.select([client.fileno()], [], [], 0)[0]
 
 
+def test_a_call_sleeps_although_there_is_news(
+    start_server: Start, connect: Connect, soon: Soon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Changes that had come, and that nobody can take before the answer is there, kept a core busy until then."""
+    server = start_server()
+    client = connect(server)
+    client.watch("a", 1, soon())
+    client.transact(put("a"), soon())
+    client.read("", soon())
+    waits = []
+    wait = client._wait
+    monkeypatch.setattr(client, "_wait", lambda deadline: (waits.append(deadline), wait(deadline)))
+    with held(server), pytest.raises(UnreachableError, match="did not answer in time"):
+        client.read("", time.monotonic() + 0.2)
+    assert len(waits) < 20
+    assert select.select([client.fileno()], [], [], 0)[0]
+    assert [event.key for event in client.take_events()] == ["a"]
+
+
 def test_a_watch_begun_anew_begins_at_the_revision_given(start_server: Start, connect: Connect, soon: Soon) -> None:
     client = connect(start_server())
     for key in ("a", "b", "a"):

@@ -35,7 +35,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Protocol
 
-    from rallypoint.coordination.embedded.dialling import Dial
+    from rallypoint.coordination.embedded.dialling import Call, Dial
+    from rallypoint.net.endpoint import Address
 
     Clock = Callable[[], float]
     Handler = Callable[[str, list[object]], None]  # what the answer is, and its fields
@@ -69,16 +70,14 @@ class Line:
     that is the end.
     """
 
-    def __init__(
-        self, host: str, port: int, make_handshake: Callable[[], ClientHandshake], dial: Dial, listener: Listener, now: float
-    ) -> None:
+    def __init__(self, host: str, port: int, call: Call, poll: select.epoll, listener: Listener, now: float) -> None:
         self.name = host_port(host, port)
-        self.poll = select.epoll()
+        self.poll = poll
         self.incarnation = ""
         self.token = ""  # of the session that the latest welcome began
         self.local_address = ""  # as of the latest welcome
         self.unreachable_since: float | None = now
-        self.dialler = Dialler(host, port, make_handshake, dial, self.poll)
+        self.dialler = Dialler(host, port, call, poll)
         self._listener = listener
         self._link: Link | None = None  # while it is open
         self._opened_at = 0.0
@@ -313,15 +312,24 @@ class Watches:
 
 
 class EmbeddedCoordination(Coordination):
-    """One node's connection with the store at `host` and `port`. `connect` comes first."""
+    """One node's connection with the store at `host` and `port`. `connect` comes first. It sleeps nowhere but in `poll`."""
 
     def __init__(
-        self, host: str, port: int, run_id: str, secret: bytes | None, *, clock: Clock = time.monotonic, dial: Dial = dial
+        self,
+        host: str,
+        port: int,
+        run_id: str,
+        secret: bytes | None,
+        *,
+        clock: Clock = time.monotonic,
+        dial: Dial = dial,
+        poll: Callable[[], select.epoll] = select.epoll,
     ) -> None:
         self._clock = clock
+        self._dial = dial
         self._run_id, self._secret = run_id, secret
         self._where = host, port
-        self._line = Line(host, port, lambda: ClientHandshake(run_id, secret), dial, self, clock())
+        self._line = Line(host, port, self._begin_link, poll(), self, clock())
         self._watches = Watches()
         self._lease: HeldLease | None = None
         self._token = ""  # of the session whose lease that is
@@ -330,6 +338,9 @@ class EmbeddedCoordination(Coordination):
         self._wake_fd = WakeFd()
         self._line.poll.register(self._wake_fd, select.EPOLLIN)
         self._is_closed = False
+
+    def _begin_link(self, address: Address, now: float) -> Link:
+        return Link(self._dial(address), ClientHandshake(self._run_id, self._secret), now)
 
     def connect(self, deadline: float) -> None:
         """Be welcomed by the store; UnreachableError if that does not come about until `deadline`."""
@@ -484,6 +495,8 @@ class EmbeddedCoordination(Coordination):
             self._ring_if_news()
 
     def _wait(self, deadline: float) -> None:
+        """Within a call: the bell is for who waits outside of one, and rings again at its end if there is news."""
+        self._wake_fd.clear()
         self._line.poll.poll(max(0.0, min(deadline, self._next_duty()) - self._clock()))
 
     def _pump(self) -> None:

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     Place = TypeVar("Place")
     Dial = Callable[[Address], socket.socket]
+    Call = Callable[[Address, float], "Link"]  # begins to connect, at this time
 
 __all__ = ["Dialler", "Link", "LinkBroken", "Lookup", "advice", "dial", "interleave", "next_dial_at"]
 
@@ -297,13 +298,10 @@ class Link:
 class Dialler:
     """Calls that are under way, in `poll`. `pump` gives the one that was answered; then `hang_up_all` begins anew."""
 
-    def __init__(
-        self, host: str, port: int, make_handshake: Callable[[], ClientHandshake], dial: Dial, poll: select.epoll
-    ) -> None:
+    def __init__(self, host: str, port: int, call: Call, poll: select.epoll) -> None:
         self.refused_since: float | None = None
         self._host = host
-        self._make_handshake = make_handshake
-        self._dial = dial
+        self._call = call
         self._poll = poll
         self._calls: dict[Link, Address] = {}
         self._untried: list[Address] = []  # in this round
@@ -452,7 +450,7 @@ class Dialler:
         while now >= self._next_dial_at() and (self._untried or self._begin_round(now)):
             address = self._untried.pop(0)
             try:
-                link = Link(self._dial(address), self._make_handshake(), now)
+                link = self._call(address, now)
             except OSError as error:  # the network is not there, and may come
                 self._note_failure(LinkBroken.by(error), now)
             else:
