@@ -217,7 +217,7 @@ def test_much_output_right_before_the_end(rallyrun: Any, script: Any):
     ended = rallyrun(["--standalone", "--nproc-per-node", "2", "--tee", "2", "--log-dir", "logs", worker])
     assert ended.returncode == 1
     lines = re.findall(r"^\[default(\d)\]:line +(\d+)$", ended.stderr, re.MULTILINE)
-    failed = re.search(r"FAILED: (?:rank (\d)|all 2 workers)", ended.stderr)
+    failed = re.search(r"FAILED: (?:rank (\d)|both workers)", ended.stderr)
     assert failed is not None
     for failed_rank in failed[1] or "01":
         assert [int(number) for rank, number in lines if rank == failed_rank] == list(range(20000))

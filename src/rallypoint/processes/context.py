@@ -136,10 +136,15 @@ class PContext(ABC):
             self._has_ended = self._has_ended or result is not None
             if result is not None and result.is_failed() and self.ends_with_failure:
                 self.close()
+                result = self._completed(result)
             left = None if deadline is None else deadline - time.monotonic()
             if result is not None or (left is not None and left <= 0):
                 return result
             self._wait_for_news(left, period)
+
+    def _completed(self, result: RunProcsResult) -> RunProcsResult:
+        """A failed result with what became known while the group was ended: who else had failed by then."""
+        return result
 
     def close(self, death_sig: signal.Signals | None = None, timeout: float = defaults.SHUTDOWN_TIMEOUT_S) -> None:
         """End whatever still runs: `death_sig` first, SIGKILL to those that are there `timeout` seconds later."""

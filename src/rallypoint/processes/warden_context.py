@@ -330,8 +330,10 @@ class WardedContext(PContext):
         stuck: tuple[Target, ...] = ()
         try:
             if self._warden is not None and (self._pids or self.licence_expired):
+                had_ended = self._pids.keys() - self._handles.running()  # whether or not the warden has told so yet
                 stuck = self._stop_all(death_sig, timeout)
                 self._hear_last_words()
+                self._note_failures(had_ended)
             elif self._warden is not None:
                 self._warden.kill()  # nobody was started; it may be busy importing what it was to run
         finally:
@@ -339,6 +341,15 @@ class WardedContext(PContext):
         if stuck:
             pids = [self._pids[target.number] if target.is_worker else target.number for target in stuck]
             raise UnkillableWorkersError(sorted(pids), self.kill_wait_s)
+
+    def _note_failures(self, had_ended: set[int]) -> None:
+        for rank in sorted(had_ended & self._exits.keys() - self._failures.keys()):
+            if self.ends_with_failure and self._exits[rank].exitcode != 0:
+                self._failures[rank] = self._describe(self._exits[rank])
+
+    def _completed(self, result: RunProcsResult) -> RunProcsResult:
+        result.failures.update(self._failures)
+        return result
 
     def _hear_last_words(self) -> None:
         """Of workers that ended with an exit code of their own, although they were told to stop; as long as files can be read."""
@@ -497,6 +508,10 @@ class WorkerHandles:
             _, pidfd = self._handles.pop(local_rank, (0, -1))
             if pidfd >= 0:
                 os.close(pidfd)
+
+    def running(self) -> set[int]:
+        with self._lock:
+            return {rank for rank, (_, pidfd) in self._handles.items() if not wait_readable([pidfd], 0.0)}
 
     def kill(self) -> None:
         """SIGKILL to each, and to the group that it leads. It is sent when this returns."""
