@@ -460,6 +460,19 @@ def licence_renewed_without_a_seat() -> Patches:
 
 
 @bug
+def licence_renewed_without_a_word_of_the_store() -> Patches:
+    """Each turn of the driver counts for one; whoever is stopped after it has not heard of the store for longer."""
+
+    def renew_licence(self, engine, tenure):
+        real(self, engine, tenure)
+        if self._licence.until:
+            self._licence.extend(self._clock() + self._patience.lease_s)
+
+    real = Driver._renew_licence
+    return [(Driver, "_renew_licence", renew_licence)]
+
+
+@bug
 def licence_outlives_its_session() -> Patches:
     """Whoever was expelled, or not heard of in time, is part of nothing any more, and its workers run on."""
 
