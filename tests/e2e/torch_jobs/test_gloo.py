@@ -79,6 +79,7 @@ def returned(agent: Any) -> dict[str, int]:
     return dict(json.loads(lines[0].removeprefix("RETURNED ")))
 
 
+@pytest.mark.soak  # what follows does it on two nodes
 def test_static_call_on_one_node(job: Any):
     agent = job.start_call(nodes=1, node_rank=0, workers=4)
     told = job.wait_for_sum(0, world=4)
@@ -134,7 +135,7 @@ def start_standalone(job: Any) -> None:
     "start",
     [
         pytest.param(start_standalone, id="new port"),
-        pytest.param(lambda job: start_static(job, [0]), id="same port"),
+        pytest.param(lambda job: start_static(job, [0]), id="same port", marks=pytest.mark.soak),
         pytest.param(lambda job: start_static(job, [0, 1]), id="same port, two nodes"),
     ],
 )
