@@ -162,8 +162,8 @@ _HOMES = {
 }
 
 
-def _lazily(package: str, homes: Mapping[str, str]) -> Callable[[str], object]:
-    """The ``__getattr__`` of a package: it knows in which module below rallypoint each name is."""
+def _lazily(package: str, homes: Mapping[str, str], *others: str) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
+    """``__getattr__`` and ``__dir__`` of a package: they know in which module below rallypoint each name is."""
 
     def find(name: str) -> object:
         if name not in homes:
@@ -172,12 +172,8 @@ def _lazily(package: str, homes: Mapping[str, str]) -> Callable[[str], object]:
 
         return getattr(import_module(f"rallypoint.{homes[name]}"), name)
 
-    return find
+    return find, lambda: [*homes, *others]
 
 
 if not TYPE_CHECKING:  # whoever checks types knows the names from above, and no others
-    __getattr__ = _lazily(__name__, _HOMES)
-
-
-def __dir__() -> list[str]:
-    return __all__
+    __getattr__, __dir__ = _lazily(__name__, _HOMES, "__version__")

@@ -19,8 +19,4 @@ _HOMES = {
 }
 
 if not TYPE_CHECKING:
-    __getattr__ = _lazily(__name__, _HOMES)
-
-
-def __dir__() -> list[str]:
-    return __all__
+    __getattr__, __dir__ = _lazily(__name__, _HOMES)

@@ -330,7 +330,7 @@ class WardedContext(PContext):
         stuck: tuple[Target, ...] = ()
         try:
             if self._warden is not None and (self._pids or self.licence_expired):
-                had_ended = self._pids.keys() - self._handles.running()  # whether or not the warden has told so yet
+                had_ended = self._had_ended() if self.ends_with_failure else set()
                 stuck = self._stop_all(death_sig, timeout)
                 self._hear_last_words()
                 self._note_failures(had_ended)
@@ -342,9 +342,13 @@ class WardedContext(PContext):
             pids = [self._pids[target.number] if target.is_worker else target.number for target in stuck]
             raise UnkillableWorkersError(sorted(pids), self.kill_wait_s)
 
+    def _had_ended(self) -> set[int]:
+        """Whether or not the warden has told so yet."""
+        return self._pids.keys() - self._handles.running()
+
     def _note_failures(self, had_ended: set[int]) -> None:
         for rank in sorted(had_ended & self._exits.keys() - self._failures.keys()):
-            if self.ends_with_failure and self._exits[rank].exitcode != 0:
+            if self._exits[rank].exitcode != 0:
                 self._failures[rank] = self._describe(self._exits[rank])
 
     def _completed(self, result: RunProcsResult) -> RunProcsResult:
