@@ -120,6 +120,7 @@ class _Fields:  # noqa: PLW1641  # Value defines it; a Record is no key
     _given: ClassVar[dict[str, _Field]] = {}  # those that a caller gives
     _positional: ClassVar[tuple[str, ...]] = ()
     _constants: ClassVar[dict[str, object]] = {}
+    _plain_count: ClassVar[int] = -1  # how many there are, where all may be given by place
 
     def __init_subclass__(cls) -> None:
         fields = {**cls._fields, **_own_fields(cls)}
@@ -127,12 +128,13 @@ class _Fields:  # noqa: PLW1641  # Value defines it; a Record is no key
         cls._given = {name: one for name, one in fields.items() if one.init}
         cls._positional = tuple(name for name, one in cls._given.items() if not one.kw_only)
         cls._constants = {name: one.default for name, one in cls._given.items() if one.default is not _MISSING}
+        cls._plain_count = len(fields) if len(cls._positional) == len(fields) else -1
         for name, value in {**_ASKED_FOR, "__match_args__": cls._positional}.items():
             setattr(cls, name, value)
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        if not kwargs and len(args) == len(self._positional) == len(self._fields):  # the usual way, a third of the time
-            self.__dict__.update(zip(self._positional, args, strict=True))
+        if len(args) == self._plain_count and not kwargs:  # the usual way, a third of the time
+            self.__dict__.update(zip(self._positional, args))  # noqa: B905  # as many: asking for it costs
             return
         values = {**self._constants, **dict(zip(self._positional, args, strict=False)), **kwargs}
         for name, one in self._given.items():
