@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import math
+import select
 import socket
 import threading
 import time
@@ -17,7 +19,17 @@ from tests.relay import black_hole, relay
 
 from rallypoint.coordination.embedded import dialling
 from rallypoint.coordination.embedded.client import EmbeddedCoordination
-from rallypoint.coordination.embedded.dialling import MOST_UNDER_WAY, REPEAT_S, STAGGER_S, advice, interleave, next_dial_at
+from rallypoint.coordination.embedded.dialling import (
+    CONNECT_S,
+    MOST_UNDER_WAY,
+    REPEAT_S,
+    STAGGER_S,
+    Dialler,
+    LinkBroken,
+    advice,
+    interleave,
+    next_dial_at,
+)
 from rallypoint.coordination.embedded.server import CoordinationServer
 from rallypoint.coordination.engine import RefusedError, UnreachableError
 
@@ -241,3 +253,40 @@ def test_m7_when_the_next_one_is_dialled(state: dict[str, Any], at: float) -> No
 def test_m9_f20_what_is_advised(seen: dict[str, bool], told: str) -> None:
     everything_else = {"is_name": True, "is_known": True, "is_refused": False, "is_connected": False}
     assert told in advice("store", 29400, **{**everything_else, **seen})
+
+
+class Call:
+    """A call that is not answered, or refused."""
+
+    is_connected, welcome = False, None
+
+    def __init__(self, begun_at: float, is_refused: bool) -> None:
+        self.begun_at, self.is_refused = begun_at, is_refused
+
+    def pump(self) -> list[bytes]:
+        if self.is_refused:
+            raise LinkBroken("connection refused", errno.ECONNREFUSED)
+        return []
+
+    def watch(self, poll: object) -> None:
+        """Nothing comes of it."""
+
+    def close(self, poll: object) -> None:
+        """There is nothing to close."""
+
+
+def test_p04_a_call_from_before_does_not_hide_that_the_host_refuses_us_now() -> None:
+    """Of a network that was cut and mends when the store is gone, the calls of the cut run out one by one (seed 276726)."""
+    refuses_from = 2.0
+    with contextlib.closing(select.epoll()) as poll:
+        call: Any = lambda address, now: Call(now, is_refused=now == refuses_from)  # noqa: E731
+        dialler = Dialler("127.0.0.1", 1, call, poll)
+        with contextlib.closing(dialler):
+            for now in (0.0, 1.0, refuses_from):
+                dialler.pump(now)
+            assert dialler.refused_since == refuses_from
+            dialler.pump(CONNECT_S + 1.0)
+            assert dialler.refused_since == refuses_from, "those that began at 0 and 1 have run out"
+            assert dialler.trouble == "connection refused"
+            dialler.pump(2 * CONNECT_S + 1.0)
+            assert dialler.refused_since is None, "one that began later was not refused"

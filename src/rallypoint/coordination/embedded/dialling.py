@@ -428,11 +428,14 @@ class Dialler:
     def _drop(self, link: Link, broken: LinkBroken, now: float) -> None:
         del self._calls[link]
         link.close(self._poll)
-        self._note_failure(broken, now)
+        self._note_failure(broken, now, link.begun_at)
 
-    def _note_failure(self, broken: LinkBroken, now: float) -> None:
-        self._trouble = str(broken)
-        self.refused_since = (self.refused_since or now) if broken.number == errno.ECONNREFUSED else None
+    def _note_failure(self, broken: LinkBroken, now: float, begun_at: float = math.inf) -> None:
+        """A call that is older than the refusals, and was never answered, says nothing of what is there now."""
+        is_refused = broken.number == errno.ECONNREFUSED
+        if is_refused or self.refused_since is None or begun_at >= self.refused_since:
+            self._trouble = str(broken)
+            self.refused_since = (self.refused_since or now) if is_refused else None
         self._last_failed_at = now
         if not self._calls and not self._untried:
             pause_s = self._backoff.next_s()
