@@ -16,6 +16,7 @@ AROUND_ENVIRONMENT = {
     "rallypoint.base.environment",
     "rallypoint.compat.installation",  # writes it, for the processes that this one will start, and takes that back
     "rallypoint.processes.function_worker",  # a fork that becomes a worker: it puts the worker's in place of its own
+    "rallypoint.processes.keeper",  # the same
     "rallypoint.processes.warden_start",  # loads nothing of ours: it runs before all else
     "rallypoint.worker_site.sitecustomize",  # the same, in every interpreter that a worker starts
 }

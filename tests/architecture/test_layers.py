@@ -53,6 +53,7 @@ PURE_MODULES = {
         "agent_machine", "generation", "job_records", "leader", "participant", "restarts", "session", "shutdown", "verdict",
         "worker_plan",
     ],
+    "processes": ["warm_rules"],
     "store": ["values"],
     "story": ["event_records", "phases", "story"],
     "timers": ["timer_table"],

@@ -55,6 +55,7 @@ class LaunchConfig(Record):
     restart_backoff: seconds before the second restart, doubled with each one after that; the first comes at once.
     restart_window: only restarts within so many seconds count against max_restarts; 0: all of the job's.
     hang_timeout: seconds without a sign of life after which a worker hangs; other limits may follow, see `--hang-timeout`.
+    preload: modules that workers find imported, as their names or as a text with commas, see `--preload`.
     health_port, health_addr: where to answer health checks; None asks the environment.
 
     Those on restarts may stand in rdzv_configs instead; either way they end up in both.
@@ -91,6 +92,7 @@ class LaunchConfig(Record):
     restart_backoff: float = field(default=defaults.RESTART_BACKOFF_S, kw_only=True)
     restart_window: float = field(default=defaults.RESTART_WINDOW_S, kw_only=True)
     hang_timeout: str | float | None = field(default=None, kw_only=True)
+    preload: str | tuple[str, ...] = field(default=(), kw_only=True)
     health_port: int | None = field(default=None, kw_only=True)
     health_addr: str = field(default=defaults.HEALTH_ADDR, kw_only=True)
 
@@ -117,6 +119,8 @@ class LaunchConfig(Record):
             self.numa_options = read_options(self.numa_options)
         if self.hang_timeout is not None:
             _check_hang_timeout(self.hang_timeout)
+        if self.preload:
+            self.preload = _read_preload(self.preload)
         self.rdzv_configs = {**self.rdzv_configs, "timeout": self._timeout()}
         for name in defaults.RESTART_SETTINGS:
             if name in self.rdzv_configs or getattr(self, name) != self._constants[name]:
@@ -197,6 +201,17 @@ def resolve_shutdown_timeout(shutdown_timeout: int | None) -> int:
         raise UsageError(f"{defaults.ENV_SHUTDOWN_TIMEOUT} must be a whole number of seconds, not {text!r}") from None
     _check_seconds(defaults.ENV_SHUTDOWN_TIMEOUT, seconds)
     return seconds
+
+
+def _read_preload(value: object) -> tuple[str, ...]:
+    from rallypoint.processes.warm_rules import read_modules
+
+    if not isinstance(value, str | list | tuple) or not all(isinstance(one, str) for one in value):
+        raise bad_field("preload", f" must be the names of modules, not {value!r}")
+    try:
+        return read_modules(value)
+    except ValueError as problem:
+        raise bad_field("preload", f": {problem}") from problem
 
 
 def _check_hang_timeout(value: object) -> None:

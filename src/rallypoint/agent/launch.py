@@ -193,6 +193,7 @@ def _make_agent(
         signals_to_handle=config.signals_to_handle,
         worker_env=config.worker_env,
         hang_timeout=config.hang_timeout,
+        preload=tuple(config.preload),
         health_listeners=health_listeners,
         health_addr=config.health_addr,
         restart_policy=RestartPolicy(

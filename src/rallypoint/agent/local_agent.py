@@ -79,6 +79,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         worker_env: dict[str, str] | None = None,
         restart_policy: RestartPolicy | None = None,
         hang_timeout: str | float | None = None,
+        preload: tuple[str, ...] = (),
         health_listeners: Sequence[socket.socket] = (),
         health_addr: str = defaults.HEALTH_ADDR,
     ) -> None:
@@ -91,6 +92,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         self._health_check_server = health_check_server
         self._worker_watchdog: FileTimerServer | None = None
         self._hang_timeout = hang_timeout
+        self._preload = preload
         self._health_listeners = list(health_listeners)
         self._health_addr = health_addr
         self._kill_wait_s = _kill_wait(uninterruptible_state_timeout)
@@ -202,9 +204,11 @@ class LocalElasticAgent(SimpleElasticAgent):
         envs = {plan.local_rank: _with_site(self._monitor.add_env(plan.local_rank, plan.env)) for plan in plans}
         self._setup_local_watchdog(envs=envs)
         prefixes = {plan.local_rank: plan.prefix for plan in plans if plan.prefix is not None}
-        licence: dict[str, Any] = {}  # where there is none, what is called is as torch's: programs put their own in its place
+        ours: dict[str, Any] = {}  # where there is none, what is called is as torch's: programs put their own in its place
         if (licence_fd := self._peers.job.licence_fd()) is not None:
-            licence["licence_fd"] = licence_fd
+            ours["licence_fd"] = licence_fd
+        if self._preload:
+            ours["preload"] = self._preload
         with self._monitor.starting:
             self._pcontext = start_processes(
                 name=spec.role,
@@ -217,7 +221,7 @@ class LocalElasticAgent(SimpleElasticAgent):
                 numa_options=spec.numa_options,
                 duplicate_stdout_filters=spec.duplicate_stdout_filters,
                 duplicate_stderr_filters=spec.duplicate_stderr_filters,
-                **licence,
+                **ours,
             )
         hold = hold_on(self._pcontext)
         hold.ends_with_failure = False  # it is stopped when others have been told, in the time that is left

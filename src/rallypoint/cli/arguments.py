@@ -91,6 +91,7 @@ def config_from_args(args: Any, *, as_given: bool = False) -> tuple[LaunchConfig
         "log_max_bytes": args.log_max_size,
         "worker_env": _worker_env(args, workers),
         "hang_timeout": _read(args, "hang_timeout", _hang_timeout),
+        "preload": _read(args, "preload", _preload),
     }
     config = LaunchConfig(**fields)
     _tell_threads(config, args.omp_num_threads)
@@ -287,6 +288,14 @@ def _numa_options(binding: str | None) -> Any:
     from rallypoint.affinity import AffinityMode, NumaOptions
 
     return NumaOptions(AffinityMode(binding))
+
+
+def _preload(text: str) -> tuple[str, ...]:
+    if not text:
+        return ()
+    from rallypoint.processes.warm_rules import read_modules
+
+    return read_modules(text)
 
 
 def _hang_timeout(text: str | None) -> str | None:

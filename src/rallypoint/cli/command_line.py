@@ -126,6 +126,9 @@ OPTIONS: tuple[Option, ...] = (
     Option("--omp-num-threads", "str", None, WORKERS,
            "OMP_NUM_THREADS for each worker: a number, or `auto` to divide the allowed CPUs among the workers. Default: 1 if the"
            " variable is unset and there is more than one worker.", "N|auto"),
+    Option("--preload", "str", "", WORKERS,
+           "Import these modules once per node, such as torch,transformers, and start every worker, and every restarted one, as a"
+           " fork that has them. Where that would not be safe, workers import them as usual.", "MODULES"),
     Option("--virtual-local-rank", "flag", False, WORKERS, "Give each worker LOCAL_RANK=0 and one visible device."),
     Option("--numa-binding", "choice", None, WORKERS,
            "Bind each worker to CPUs near its device: its NUMA node, its socket, an exclusive share of the node's cores, or one"

@@ -10,6 +10,7 @@ from __future__ import annotations
 import _socket  # all that is needed of socket, which takes 4 ms to import
 import array
 import marshal
+import os
 import select
 import time
 
@@ -92,25 +93,46 @@ class FrameReader:
 
 
 class FrameQueue:
-    """Messages on their way out of a socket that does not block."""
+    """Messages on their way out of a socket that does not block, with file descriptors, which are closed once they are sent."""
 
     def __init__(self, sock: _socket.socket) -> None:
         self._sock = sock
-        self._rest = bytearray()
+        self._waiting: list[tuple[bytearray, list[int]]] = []
 
     def __bool__(self) -> bool:
         """Whether some of it has to wait until there is room."""
-        return bool(self._rest)
+        return bool(self._waiting)
 
-    def put(self, message: tuple[Any, ...]) -> None:
-        self._rest += _make_frame(message)
+    def put(self, message: tuple[Any, ...], fds: list[int] | None = None) -> None:
+        self._waiting.append((bytearray(_make_frame(message)), fds or []))
         self.flush()
 
     def flush(self) -> None:
         try:
-            while self._rest:
-                del self._rest[: self._sock.send(self._rest)]
+            while self._waiting:
+                self._send_first()
         except BlockingIOError:
             return
         except (BrokenPipeError, ConnectionResetError):  # whoever reads next sees that the other end is gone
-            self._rest.clear()
+            self.clear()
+
+    def _send_first(self) -> None:
+        rest, fds = self._waiting[0]
+        if fds:  # with the head alone: the reader takes no more than that at once
+            sent = self._sock.sendmsg([rest[:_HEAD_BYTES]], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, array.array("i", fds))])
+            _close_all(fds)
+        else:
+            sent = self._sock.send(rest)
+        del rest[:sent]
+        if not rest:
+            del self._waiting[0]
+
+    def clear(self) -> None:
+        for _, fds in self._waiting:
+            _close_all(fds)
+        self._waiting.clear()
+
+
+def _close_all(fds: list[int]) -> None:
+    while fds:
+        os.close(fds.pop())

@@ -33,9 +33,11 @@ from rallypoint.processes.warden_context import WardedContext
 __all__ = ["MultiprocessContext"]
 
 FLUSH_TIMEOUT_S = 1.0
+# The same for every worker, so that all can be forks of one interpreter that has begun with it: see `keeper`.
 _BOOTSTRAP = (
-    "import marshal,os,sys; parcel=os.fdopen({parcel},'rb'); sys.path[:]=marshal.load(parcel); "
-    "from rallypoint.processes import function_worker; function_worker.{role}(parcel,{argument})"
+    "import marshal,os,sys; role,*numbers=sys.argv[1:]; parcel,*numbers=map(int,numbers); parcel=os.fdopen(parcel,'rb'); "
+    "sys.path[:]=marshal.load(parcel); "
+    "from rallypoint.processes import function_worker; getattr(function_worker,role)(parcel,*numbers)"
 )
 
 
@@ -73,7 +75,7 @@ class MultiprocessContext(WardedContext):
         if self.start_method != "spawn":
             return Launch(local_rank, ("",), env, {line_fd: line_fd, result_fd: result_fd})
         parcel = self._pack((self._function, self.args[local_rank]))
-        command = _python_command(parcel, "run_spawned", f"{local_rank},{line_fd},{result_fd}")
+        command = _python_command(parcel, "run_spawned", local_rank, line_fd, result_fd)
         return Launch(local_rank, command, env, {fd: fd for fd in (line_fd, result_fd, *parcel.fds)})
 
     def _pack(self, content: Any) -> Parcel:
@@ -178,12 +180,11 @@ class ExitLine:
         self._workers.close()
 
 
-def _python_command(parcel: Parcel, role: str, argument: object) -> tuple[str, ...]:
+def _python_command(parcel: Parcel, role: str, *numbers: int) -> tuple[str, ...]:
     from multiprocessing import spawn, util
 
-    bootstrap = _BOOTSTRAP.format(parcel=parcel.fd, role=role, argument=argument)
     flags = util._args_from_interpreter_flags()  # type: ignore[attr-defined]  # multiprocessing itself starts children with it
-    return (os.fsdecode(spawn.get_executable()), *flags, "-c", bootstrap)
+    return (os.fsdecode(spawn.get_executable()), *flags, "-c", _BOOTSTRAP, role, *map(str, (parcel.fd, *numbers)))
 
 
 def _fork_warden(fn: Callable[..., Any], args: dict[int, tuple[Any, ...]]) -> WardenClient:
@@ -217,7 +218,7 @@ def _spawn_server(parcel: Parcel) -> WardenClient:
 
     ours, theirs = _socket.socketpair()
     fds = [theirs.fileno(), *parcel.fds]
-    command = _python_command(parcel, "serve_spawned", f"{theirs.fileno()},{os.getpid()}")
+    command = _python_command(parcel, "serve_spawned", theirs.fileno(), os.getpid())
     pid = util.spawnv_passfds(os.fsencode(command[0]), command, fds)
     theirs.close()
     return WardenClient(ours, pid)

@@ -37,10 +37,12 @@ def start_processes(
     duplicate_stderr_filters: list[str] | None = None,
     *,
     licence_fd: int | None = None,
+    preload: tuple[str, ...] = (),
 ) -> PContext:
     """Start one process for each local rank, running a program or a function, and return them as a group.
 
-    With `licence_fd` they may run as long as that page of memory says (`processes.licence`).
+    With `licence_fd` they may run as long as that page of memory says (`processes.licence`). With `preload` they find these
+    modules imported, where that can be (`processes.keeper`).
     """
     rest = (log_line_prefixes, numa_options, duplicate_stdout_filters, duplicate_stderr_filters)
     context: WardedContext
@@ -51,5 +53,6 @@ def start_processes(
 
         context = MultiprocessContext(name, entrypoint, args, envs, start_method, logs_specs, *rest)
     context.licence_fd = licence_fd
+    context.preload = preload
     context.start()
     return context

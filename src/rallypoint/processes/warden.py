@@ -23,8 +23,6 @@ The agent runs it as a program of its own, without site-packages, so that it is 
 from __future__ import annotations
 
 import _socket  # see frames
-import errno
-import fcntl
 import marshal
 import os
 import select
@@ -35,19 +33,21 @@ from rallypoint.processes.frames import FrameQueue, FrameReader
 from rallypoint.processes.kernel import (
     adopt_orphans,
     children,
-    die_with_parent,
     has_children,
     kill_children,
     kill_if_allowed,
     set_name,
 )
 from rallypoint.processes.licence import FOREVER, read_testimony, read_until, testify
+from rallypoint.processes.newborn import NOT_STARTED, bind, leave_home, place_files
 
 TYPE_CHECKING = False  # to import typing would take longer than all else here
 if TYPE_CHECKING:
     import signal
     from collections.abc import Callable
     from typing import Any
+
+    from rallypoint.processes.keeping import Keeping
 else:
     import _signal as signal  # what signal is made of, without its enums, which take half of the time to start
 
@@ -84,6 +84,7 @@ class Warden:
         self._is_suspended = False
         self._is_dismissed = False
         self._rest_is_watched = False
+        self._keeping: Keeping | None = None  # where workers are to be warm
         self._agent_fd = os.pidfd_open(agent_pid)
         self._poll = select.poll()
         self._wakeup = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -116,6 +117,8 @@ class Warden:
             self._look_at_licence()
         if self._wakeup[0] in ready:
             self._heed(os.read(self._wakeup[0], 65536))
+        if self._keeping is not None:
+            self._serve_keeping(self._keeping, ready)
         for fd in ready & self._starting.keys():
             self._note_start(fd)
         if self._agent_fd in ready:
@@ -123,9 +126,10 @@ class Warden:
         return self._sock.fileno() not in ready or self._converse()
 
     def _patience_ms(self) -> int | None:
-        if self._until == FOREVER:
+        next_at = self._until if self._keeping is None else min(self._until, self._keeping.give_up_at)
+        if next_at == FOREVER:
             return None
-        return int(min(max(0.0, self._until - time.monotonic()), LONGEST_SLEEP_S) * 1000) + 1  # not before its time
+        return int(min(max(0.0, next_at - time.monotonic()), LONGEST_SLEEP_S) * 1000) + 1  # not before its time
 
     # --- the agent ---------------------------------------------------------------------------------------------------------
 
@@ -154,6 +158,8 @@ class Warden:
         elif command == "licence":
             self._take_licence(fds.pop())
             self._until = FOREVER  # there is nobody to be killed
+        elif command == "keep":
+            self._keep(arguments[0])
         elif command == "dismiss":
             self._is_dismissed = True
 
@@ -170,10 +176,10 @@ class Warden:
         """Fork all first, then learn whether each could start, so that they start beside each other. None without a licence."""
         self._rest_is_watched = self._is_expired = False
         self._take_licence(fds.pop() if has_licence else -1)
-        if time.monotonic() < self._until:
-            self._fork_all(requests, fds)
-        else:
+        if time.monotonic() >= self._until:
             self._expire()
+        elif self._keeping is None or not self._keeping.take(requests, fds):
+            self._fork_all(requests, fds)
         for fd in fds:
             os.close(fd)
         if self._is_suspended:
@@ -182,11 +188,12 @@ class Warden:
     def _fork_all(self, requests: list[dict[str, Any]], fds: list[int]) -> None:
         for request in requests:
             try:
-                self._fork(request, fds)
+                pid, error_read = self._fork(request, fds)
             except OSError as error:  # there may be no more processes, or files, or memory
                 self._failed.append((request["local_rank"], error.errno or 0, str(error)))
-        if not self._starting:
-            self._tell_starts()
+            else:
+                self._watch_start(request["local_rank"], pid, error_read)
+        self._tell_starts()
 
     def _take_licence(self, fd: int) -> None:
         if self._licence_fd >= 0:
@@ -194,7 +201,8 @@ class Warden:
         self._licence_fd = fd
         self._until = read_until(fd) if fd >= 0 else FOREVER
 
-    def _fork(self, request: dict[str, Any], fds: list[int]) -> None:
+    def _fork(self, request: dict[str, Any], fds: list[int]) -> tuple[int, int]:
+        """Its process id, and where it says why it did not become its program."""
         error_read, error_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         warden_pid = os.getpid()
         try:
@@ -207,13 +215,16 @@ class Warden:
             os.close(error_read)
             self._run_child(request, fds, warden_pid, error_write)
         os.close(error_write)
-        self._workers[pid] = request["local_rank"]
-        self._starting[error_read] = pid
-        self._poll.register(error_read, select.POLLIN)
+        return pid, error_read
+
+    def _watch_start(self, local_rank: int, pid: int, error_fd: int) -> None:
+        self._workers[pid] = local_rank
+        self._starting[error_fd] = pid
+        self._poll.register(error_fd, select.POLLIN)
 
     def _note_start(self, error_fd: int) -> None:
         """One has become its program, or could not; when that is known of all, the agent is told."""
-        error = os.read(error_fd, 65536)  # it is written in one piece
+        error = _read_last_words(error_fd)
         self._poll.unregister(error_fd)
         os.close(error_fd)
         pid = self._starting.pop(error_fd)
@@ -221,32 +232,30 @@ class Warden:
             self._failed.append((self._workers.pop(pid), *marshal.loads(error)))
         else:
             self._started.append((self._workers[pid], pid))
-        if not self._starting:
-            self._tell_starts()
+        self._tell_starts()
 
     def _tell_starts(self) -> None:
+        """Once it is known of all."""
+        if self._is_starting():
+            return
         self._report("spawned", self._started, self._failed)
         for ended in self._early_ends:
             self._report(*ended)
         self._started, self._failed, self._early_ends = [], [], []
 
+    def _is_starting(self) -> bool:
+        return bool(self._starting) or (self._keeping is not None and self._keeping.is_busy)
+
     def _run_child(self, request: dict[str, Any], fds: list[int], warden_pid: int, error_fd: int) -> None:
         """The new process, up to the point where it is the worker; it never returns."""
-        code = 127
+        code = NOT_STARTED
         try:
-            os.setsid()
-            die_with_parent()
-            if os.getppid() != warden_pid:  # the warden died before the line above
-                os._exit(code)
+            leave_home(warden_pid)
             signal.set_wakeup_fd(-1)
             for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python itself ignores these two
                 signal.signal(number, signal.SIG_DFL)
-            places = [(fds[position], target) for position, target in request["fds"]]
-            error_fd = _move_above(error_fd, places)
-            _place_fds(places)
-            kept = {error_fd, *(target for _, target in places)}
-            if request["cpus"]:
-                _bind(request)
+            error_fd, kept = place_files(request, fds, error_fd)
+            bind(request)
             self._become({**request, "error_fd": error_fd, "fds_of_others": self._own_fds(fds) - kept})
             code = 0
         except (OSError, ValueError) as error:  # ValueError: a NUL in an argument or in the environment
@@ -278,6 +287,8 @@ class Warden:
                 self._until = FOREVER
                 break
             if pid == 0:
+                if self._only_keeper_is_left():
+                    self._until = FOREVER
                 break
             self._note_end(pid, status)
         if self._is_expired:
@@ -286,19 +297,24 @@ class Warden:
             self._report_rest()
 
     def _note_end(self, pid: int, status: int) -> None:
+        if self._keeping is not None and pid == self._keeping.pid:
+            self._keeping.note_end(os.waitstatus_to_exitcode(status), may_be_rebuilt=not self._is_expired)
+            return
         for error_fd in [fd for fd, one in self._starting.items() if one == pid]:
             self._note_start(error_fd)  # all that it had to say about that is there
         if pid in self._workers:
             ended = ("exited", self._workers.pop(pid), pid, os.waitstatus_to_exitcode(status), time.time())
-            if self._starting:
+            if self._is_starting():
                 self._early_ends.append(ended)
             else:
                 self._report(*ended)
 
     def _report_rest(self) -> None:
         """Those too of which it is not known yet that they are workers."""
-        workers = self._workers.keys() - set(self._starting.values())
-        self._report("rest", [pid for pid in children() if pid not in workers])
+        known = self._workers.keys() - set(self._starting.values())
+        if self._keeping is not None:
+            known |= {self._keeping.pid}
+        self._report("rest", [pid for pid in children() if pid not in known])
 
     def _signal_worker(self, local_rank: int, number: int) -> None:
         """Signal the whole group that a worker leads; it is ours as long as we have not reaped the leader."""
@@ -315,6 +331,41 @@ class Warden:
             kill_if_allowed(-pid, number)
             kill_if_allowed(pid, number)
 
+    # --- the keeper of warm workers ----------------------------------------------------------------------------------------
+
+    def _keep(self, order: dict[str, Any]) -> None:
+        from rallypoint.processes.keeping import Keeping
+
+        if self._keeping is None:
+            self._keeping = Keeping(self._poll, self._fork_keeper, self._adopt, self._note_failed, self._fork_all, self._report)
+        self._keeping.keep(order)
+
+    def _fork_keeper(self, request: dict[str, Any], fds: list[int]) -> int:
+        pid, error_read = self._fork(request, fds)
+        os.close(error_read)  # if it does not start, no worker does, and that one says why
+        return pid
+
+    def _serve_keeping(self, keeping: Keeping, ready: set[int]) -> None:
+        if keeping.fileno() in ready:
+            keeping.listen()
+        keeping.look()
+
+    def _adopt(self, local_rank: int, pid: int, word: _socket.socket) -> None:
+        """A worker that the keeper has forked goes on when it has our word."""
+        try:
+            word.send(b"\n")
+        except (BrokenPipeError, ConnectionResetError):  # it has ended already, which will show
+            pass
+        word.setblocking(False)
+        self._watch_start(local_rank, pid, word.detach())
+
+    def _note_failed(self, local_rank: int, errno: int, why: str) -> None:
+        self._failed.append((local_rank, errno, why))
+        self._tell_starts()
+
+    def _only_keeper_is_left(self) -> bool:
+        return self._keeping is not None and not self._is_starting() and children() == [self._keeping.pid]
+
     # --- the licence -------------------------------------------------------------------------------------------------------
 
     def _look_at_licence(self) -> None:
@@ -326,6 +377,8 @@ class Warden:
         """Kill first; then say so."""
         self._is_expired, self._until = True, FOREVER
         self._signal_all(signal.SIGKILL)
+        if self._keeping is not None:
+            self._keeping.drop_waiting()
         self._report("expired", time.monotonic())
 
     def _testify(self) -> None:
@@ -338,46 +391,12 @@ class Warden:
             testify(*testimony)
 
 
-def _bind(request: dict[str, Any]) -> None:
-    """Keep the new process on its CPUs, and with it all threads and processes that it will start."""
+def _read_last_words(fd: int) -> bytes:
+    """Why a worker did not start, which is written in one piece; one that was killed has said nothing."""
     try:
-        _set_affinity(request["cpus"])
-    except OSError as error:
-        if not request["may_run_unbound"]:
-            raise
-        os.write(2, f"rallyrun: worker {request['local_rank']} runs without being bound: {error}\n".encode())
-
-
-def _set_affinity(cpus: tuple[int, ...]) -> None:
-    """All of them or an error: of CPUs that are gone the kernel says nothing as long as one is left."""
-    before = os.sched_getaffinity(0)
-    try:
-        os.sched_setaffinity(0, cpus)
-        missing = set(cpus) - os.sched_getaffinity(0)
-    except OSError:
-        missing = set(cpus)
-    if missing:
-        os.sched_setaffinity(0, before)
-        names, gone = (",".join(map(str, sorted(numbers))) for numbers in (cpus, missing))
-        raise OSError(errno.EINVAL, f"it cannot be bound to CPUs {names}: {gone} went offline, or may not be used any more")
-
-
-def _place_fds(pairs: list[tuple[int, int]]) -> None:
-    """Put each file descriptor at its number in the worker, whatever numbers they have now."""
-    for fd, target in [(_copy_above(fd, pairs), target) for fd, target in pairs]:
-        os.dup2(fd, target)
-        os.close(fd)
-
-
-def _copy_above(fd: int, pairs: list[tuple[int, int]]) -> int:
-    """A copy under a number that is nobody's target."""
-    return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 1 + max((target for _, target in pairs), default=2))
-
-
-def _move_above(fd: int, pairs: list[tuple[int, int]]) -> int:
-    copy = _copy_above(fd, pairs)
-    os.close(fd)
-    return copy
+        return os.read(fd, 65536)
+    except (BlockingIOError, ConnectionResetError):
+        return b""
 
 
 def _close_all_but(keep: int) -> None:

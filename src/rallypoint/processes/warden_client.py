@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 __all__ = [
-    "Exited", "Expired", "FailedToStart", "Launch", "Lost", "Report", "Rest", "Started", "WardenClient", "keep_wardens",
+    "Exited", "Expired", "FailedToStart", "Kept", "Launch", "Lost", "Report", "Rest", "Started", "WardenClient", "keep_wardens",
     "prepare", "stop_alone", "stop_with_us",
 ]  # fmt: skip
 
@@ -86,11 +86,18 @@ class Expired(Value):
     at: float
 
 
+class Kept(Value):
+    """How the keeper of warm workers is: ready, rebuilt, or refused, for that reason, so that workers are fresh."""
+
+    state: str
+    why: str
+
+
 class Lost(Value):
     """The warden itself has ended, and with it every worker."""
 
 
-Report = Started | FailedToStart | Exited | Rest | Expired | Lost
+Report = Started | FailedToStart | Exited | Rest | Expired | Kept | Lost
 
 
 def _to_reports(kind: str, *fields: Any) -> list[Report]:
@@ -99,6 +106,8 @@ def _to_reports(kind: str, *fields: Any) -> list[Report]:
         return [*(Started(*one) for one in started), *(FailedToStart(*one) for one in failed)]
     if kind == "rest":
         return [Rest(tuple(fields[0]))]
+    if kind == "kept":
+        return [Kept(*fields)]
     return [Expired(*fields) if kind == "expired" else Exited(*fields)]
 
 
@@ -150,6 +159,11 @@ class WardenClient:
         if licence_fd is not None:
             fds.append(licence_fd)
         self._send(("spawn", requests, licence_fd is not None), fds, START_TIMEOUT_S)
+
+    def keep(self, launch: Launch, modules: tuple[str, ...]) -> None:
+        """From now on, workers with this command are forks of an interpreter that has imported these modules, if they can be."""
+        order = {"argv": launch.argv, "env": launch.env, "cwd": _working_folder(), "modules": modules, "may_run_unbound": True}
+        self._send(("keep", order))
 
     def entrust(self, licence_fd: int) -> None:
         """Let it testify for us, should we be killed before we have a worker."""
@@ -307,11 +321,16 @@ def launched_at() -> float | None:
 def take() -> WardenClient:
     """An idle warden that still lives, or a new one."""
     idle = _shelf.swap(None)
-    if idle is not None and all(one == Rest(()) for one in idle.receive()):  # that nobody is left may be told more than once
+    if idle is not None and all(_is_idle_talk(one) for one in idle.receive()):
         return idle
     if idle is not None:
         idle.close()
     return WardenClient.start()
+
+
+def _is_idle_talk(news: Report) -> bool:
+    """That nobody is left may be told more than once; and a keeper may have been rebuilt."""
+    return news == Rest(()) or isinstance(news, Kept)
 
 
 def put_back(client: WardenClient) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import os
 import signal
+import sys
 import threading
 import time
 from abc import abstractmethod
@@ -23,7 +24,7 @@ from rallypoint.output.log_specs import LogsDest, LogsSpecs, Std, file_clerk
 from rallypoint.output.outlets import Outlets
 from rallypoint.processes import warden_client
 from rallypoint.processes.context import PContext, RunProcsResult, wait_readable
-from rallypoint.processes.warden_client import Exited, Expired, FailedToStart, Launch, Lost, Rest, Started, WardenClient
+from rallypoint.processes.warden_client import Exited, Expired, FailedToStart, Kept, Launch, Lost, Rest, Started, WardenClient
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 __all__ = ["EndReason", "WardedContext"]
 
 START_TIMEOUT_S = 60.0  # forking a few hundred processes takes less than one
+IMPORT_TIMEOUT_S = 300.0  # for what they are to find imported, before they are fresh interpreters instead
 SIGNALLED_START_S = 0.5  # what is left for it once a signal has come; only an import in a fork server takes longer
 ANSWER_TIMEOUT_S = 5.0  # a warden answers in a millisecond; one that does not is stopped or stuck
 QUICK_ANSWER_S = 0.2  # the same, where the workers must be gone by now
@@ -75,6 +77,7 @@ class WardedContext(PContext):
         self.kill_wait_s = defaults.UNINTERRUPTIBLE_TIMEOUT_S
         self.hurry_fd: int | None = None  # readable once there is no time left for grace
         self.licence_fd: int | None = None  # of the page that says until when the workers may run; None: there is no limit
+        self.preload: tuple[str, ...] = ()  # the modules that workers are to find imported
         self.expired_at: float | None = None  # when their warden killed them because that was over, of time.monotonic()
         self._warden: WardenClient | None = None
         self._outlets: Outlets | None = None
@@ -161,13 +164,43 @@ class WardedContext(PContext):
             filtered = Std.OUT * bool(self._duplicate_stdout_filters) | Std.ERR * bool(self._duplicate_stderr_filters)
             self._outlets.make_filtered_files(Std(filtered))
             self._outlets.open_files()
-            self._warden.spawn([self._launch(rank, stdin) for rank in sorted(self.args)], self.licence_fd)
+            launches = [self._launch(rank, stdin) for rank in sorted(self.args)]
+            if self.preload:
+                self._keep_warm(launches)
+            self._warden.spawn(launches, self.licence_fd)
         finally:
             self._outlets.hand_over()
             if stdin is not None and stdin > 0:
                 os.close(stdin)
         self._prepare_for_failures()
         self._await_start()
+
+    def _keep_warm(self, launches: list[Launch]) -> None:
+        """Have these workers, and those of later groups, forked from an interpreter that has imported what they need."""
+        from rallypoint.processes import warm_rules
+        from rallypoint.worker_site import in_front
+
+        assert self._warden is not None
+        envs = [launch.env for launch in launches]
+        why = warm_rules.why_fresh([launch.argv for launch in launches], envs, sys.executable, bool(self.cpus))
+        if why:
+            self._tell_fresh(why)
+            return
+        env = warm_rules.environment_of_all(envs)
+        env[defaults.ENV_PYTHONPATH] = in_front(env.get(defaults.ENV_PYTHONPATH))
+        self._warden.keep(launches[0].replace(env=env), self.preload)
+
+    def _tell_fresh(self, why: str) -> None:
+        report.warn(f"workers import {', '.join(self.preload)} themselves: {why}")
+
+    def _note_keeper(self, state: str, why: str) -> None:
+        names = ", ".join(self.preload)
+        if state == "refused":
+            self._tell_fresh(why)
+        elif state == "rebuilt":
+            report.info(f"{names} is imported anew for workers to come: {why}")
+        else:
+            report.debug(f"workers find {names} imported, which took {why}")
 
     def _prepare_for_failures(self) -> None:
         """What is done while the workers' interpreters start, so that it costs no time: count the kills for memory so far."""
@@ -199,7 +232,7 @@ class WardedContext(PContext):
 
         A signal waits a little for that, so that those who are just being started are asked to stop as all others are.
         """
-        give_up_at = time.monotonic() + START_TIMEOUT_S
+        give_up_at = time.monotonic() + START_TIMEOUT_S + (IMPORT_TIMEOUT_S if self.preload else 0.0)
         while len(self._pids) < self.nprocs:
             left = give_up_at - time.monotonic()
             if left <= 0:
@@ -234,6 +267,8 @@ class WardedContext(PContext):
                     self._rest, self._look_at_warden_at = pids, math.inf
                 case Expired(at):
                     self.expired_at = at
+                case Kept(state, why):
+                    self._note_keeper(state, why)
                 case Lost():
                     self._note_lost_warden()
 

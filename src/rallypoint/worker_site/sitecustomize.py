@@ -3,7 +3,8 @@
 With ``RALLYPOINT_COMPAT=1``, rallypoint comes to stand behind torch's elastic names. With ``RALLYPOINT_STACKS``, the agent's
 signal is answered with the stacks of all threads. The answer is given by ``faulthandler``, in the signal's handler, so it comes
 even while the program waits for a lock or spins in C. It goes into a file in the agent's memory, and the program notices
-nothing. No failure of this may hurt the program: then it has no stacks to show, and that is all.
+nothing. No failure of this may hurt the program: then it has no stacks to show, and that is all. With ``RALLYPOINT_KEEPER``, this
+is no worker yet: it keeps workers warm, which are forks of it.
 
 This module stands alone: the interpreter may be any, and need not have rallypoint. Once it has run, the folder that it is in is
 taken out of ``sys.path``, and the interpreter goes on with the ``sitecustomize`` that it would have had, if any. Its children
@@ -15,9 +16,10 @@ from __future__ import annotations
 import os
 import sys
 
-__all__ = ["ENV_COMPAT", "ENV_STACKS", "install_compat", "register"]
+__all__ = ["ENV_COMPAT", "ENV_KEEPER", "ENV_STACKS", "install_compat", "keep_warm", "register"]
 
 ENV_COMPAT = "RALLYPOINT_COMPAT"  # defaults.ENV_COMPAT, which may not be there
+ENV_KEEPER = "RALLYPOINT_KEEPER"  # the number of its line to the warden, a colon, and where rallypoint is
 ENV_STACKS = "RALLYPOINT_STACKS"  # the number of the signal, a colon, and the path of the file
 
 
@@ -46,6 +48,23 @@ def install_compat(environ: object) -> None:
         sys.stderr.write(f"rallypoint: {ENV_COMPAT} is 1, but rallypoint.compat cannot be installed: {error!r}\n")
 
 
+def keep_warm(environ: object) -> None:
+    """Where this interpreter is to be the keeper of warm workers, be that; go on in each of those. It never runs the program."""
+    line_fd, _, root = environ.pop(ENV_KEEPER, "").partition(":")  # type: ignore[attr-defined]
+    if not line_fd:
+        return
+    try:
+        from importlib import import_module
+
+        sys.path.insert(0, root)
+        keeper = import_module("rallypoint.processes.keeper")
+        sys.path.remove(root)
+        keeper.keep(int(line_fd))
+    except BaseException:  # whatever it is, this process has no place in the job
+        sys.excepthook(*sys.exc_info())
+        os._exit(1)
+
+
 def make_way() -> None:
     """Import the next ``sitecustomize``. Where there is none, that raises what an interpreter without one meets, and ignores."""
     here = os.path.dirname(os.path.abspath(__file__))
@@ -56,6 +75,7 @@ def make_way() -> None:
 
 
 if __name__ == "sitecustomize":
-    register(os.environ)
     install_compat(os.environ)
+    keep_warm(os.environ)
+    register(os.environ)
     make_way()

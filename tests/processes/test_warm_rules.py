@@ -1,0 +1,67 @@
+"""Which workers may be forks of a warm interpreter."""
+
+from __future__ import annotations
+
+import pytest
+
+from rallypoint.processes.warm_rules import environment_of_all, read_modules, why_fresh
+
+PYTHON = "/usr/bin/python3"
+
+
+@pytest.mark.parametrize(
+    ("given", "modules"),
+    [("torch", ("torch",)), ("torch, torch.nn,numpy", ("torch", "torch.nn", "numpy")), (["a", "a", "b"], ("a", "b"))],
+)
+def test_modules_are_named_as_in_an_import(given: str | list[str], modules: tuple[str, ...]) -> None:
+    assert read_modules(given) == modules
+
+
+@pytest.mark.parametrize("given", ["torch,", "my-module", "a.b.", "torch==2", "a/b.py", "", ["torch", ""]])
+def test_what_is_no_module_is_named(given: str | list[str]) -> None:
+    with pytest.raises(ValueError, match="is not the name of a module"):
+        read_modules(given)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (["-u", "train.py", "-I"], ""),
+        (["-u", "-m", "train", "-S"], ""),
+        (["-um", "train", "-S"], ""),
+        (["-X", "dev", "-W", "error", "-Werror", "-B", "train.py"], ""),
+        (["-c", "pass", "-E"], ""),
+        (["-"], ""),
+        ([], ""),
+        (["-I", "train.py"], "Python's flag -I hides"),
+        (["-uS", "train.py"], "Python's flag -S hides"),
+        (["-X", "dev", "-E", "train.py"], "Python's flag -E hides"),
+        (["-V"], "Python's flag -V hides"),
+        (["--version"], "Python's flag --version hides"),
+    ],
+)
+def test_flags_that_hide_our_folder(arguments: list[str], why: str) -> None:
+    found = why_fresh([[PYTHON, *arguments]], [{}], PYTHON, is_bound=False)
+    assert found.startswith(why) if why else not found
+
+
+def test_another_program_is_not_forked() -> None:
+    assert why_fresh([["/bin/sh", "train.sh"]], [{}], PYTHON, is_bound=False) == f"they run /bin/sh, not this Python ({PYTHON})"
+
+
+def test_variables_of_the_interpreter_must_be_the_same() -> None:
+    envs = [{"PYTHONPATH": "/a", "A": "1"}, {"PYTHONPATH": "/b", "A": "2"}]
+    assert why_fresh([[PYTHON, "train.py"]] * 2, envs, PYTHON, is_bound=False) == "PYTHONPATH differs between them"
+
+
+@pytest.mark.parametrize(
+    ("env", "is_bound", "is_fresh"), [({}, True, True), ({"OMP_NUM_THREADS": "2"}, True, False), ({}, False, False)]
+)
+def test_bound_workers_say_how_many_threads_they_want(env: dict[str, str], is_bound: bool, is_fresh: bool) -> None:
+    assert bool(why_fresh([[PYTHON, "train.py"]], [env], PYTHON, is_bound)) == is_fresh
+
+
+def test_the_keeper_knows_what_all_have_in_common_and_nobodys_place() -> None:
+    envs = [{"HOME": "/h", "RANK": str(rank), "WORLD_SIZE": "2", "MINE": str(rank), "OMP_NUM_THREADS": "1"} for rank in range(2)]
+    assert environment_of_all(envs) == {"HOME": "/h", "OMP_NUM_THREADS": "1"}
+    assert environment_of_all(envs[:1]) == {"HOME": "/h", "OMP_NUM_THREADS": "1", "MINE": "0"}, "one worker is all"
