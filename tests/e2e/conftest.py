@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.pace import is_kept
 
 MARK = "RALLY_E2E_MARK"
 WARDEN = "rally-warden"
@@ -184,3 +185,14 @@ def cgroup(wait_until: Callable[..., object]) -> Iterator[Callable[[str], Path]]
         for pid in (folder / "cgroup.procs").read_text().split():
             os.kill(int(pid), signal.SIGKILL)
         wait_until(lambda folder=folder: is_removed(folder))
+
+
+@pytest.fixture(scope="session")
+def within() -> Callable[[str, float, float], None]:
+    """``within(what, took_s, promised_s)`` prints the figure, and fails where the promise is not kept, see `tests.pace`."""
+
+    def check(what: str, took_s: float, promised_s: float) -> None:
+        print(f"{what}: {took_s:.3f} s (promised: {promised_s:g} s)")
+        assert is_kept(took_s, promised_s), what
+
+    return check

@@ -116,8 +116,8 @@ def test_a_long_answer_is_waited_for_to_its_end(desk: StackDesk, start: Start, m
 
 def test_children_are_asked_too(desk: StackDesk, start: Start) -> None:
     program = """
-        def in_child(): time.sleep(60)
-        if os.fork() == 0: print(flush=True); in_child()
+        def in_child(): print(flush=True); time.sleep(60)
+        if os.fork() == 0: in_child()
         os.wait()
     """
     (answer,) = ask(desk, start(program))

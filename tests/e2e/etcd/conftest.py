@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.e2e.nodes.conftest import LOADED_S, MEMBER, Job, Node, Start
+from tests.e2e.nodes.conftest import MEMBER, Job, Node, Start
 from tests.etcd_cluster import Cluster, start_cluster
 
 LEASE_S = 2.0  # the shortest that etcd gives with its usual time-outs
@@ -87,17 +87,6 @@ def job(make_job: MakeJob, shared_cluster: Cluster) -> EtcdJob:
 @pytest.fixture
 def mortal_job(mortal_cluster: Cluster, make_job: MakeJob) -> EtcdJob:
     return make_job(mortal_cluster)
-
-
-@pytest.fixture(scope="session")
-def within() -> Callable[[str, float, float], None]:
-    """``within(what, took_s, promised_s)`` prints the figure, and fails where it is above the promise plus LOADED_S."""
-
-    def check(what: str, took_s: float, promised_s: float) -> None:
-        print(f"{what}: {took_s:.3f} s (promised: {promised_s:g} s)")
-        assert took_s <= promised_s + LOADED_S, what
-
-    return check
 
 
 @pytest.fixture(scope="session")

@@ -16,8 +16,6 @@ from typing import Any
 import pytest
 from tests import ports
 
-LOADED_S = 2.0  # what a promise in seconds may be missed by where two cores run the tests of others besides
-
 MEMBER = """
 import json, os, sys, time
 folder, rank = sys.argv[1], os.environ["RANK"]
@@ -132,14 +130,3 @@ def job(start_rallyrun: Callable[..., Any], script: Callable[..., Path], tmp_pat
     folder = tmp_path / "orders"
     folder.mkdir()
     return Job(start_rallyrun, script(MEMBER, "member.py"), folder, free_port())
-
-
-@pytest.fixture(scope="session")
-def within() -> Callable[[str, float, float], None]:
-    """``within(what, took_s, promised_s)`` prints the figure, and fails where it is above the promise plus LOADED_S."""
-
-    def check(what: str, took_s: float, promised_s: float) -> None:
-        print(f"{what}: {took_s:.3f} s (promised: {promised_s:g} s)")
-        assert took_s <= promised_s + LOADED_S, what
-
-    return check
