@@ -32,7 +32,7 @@ class Job:
     def start_node(self) -> Any:
         meeting = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{self._port}", "--local-addr", "127.0.0.1"]
         size = ["--nnodes", "2", "--nproc-per-node", str(self.workers)]
-        restarts = ["--max-restarts", str(self._worker_kills), "--restart-backoff", "0"]
+        restarts = ["--max-restarts", str(self._worker_kills), "--restart-backoff", "0", "--preload", "torch.distributed"]
         return self._launch.rallyrun(*meeting, *size, *restarts, self._program, self.folder, str(self.steps))
 
     def wait_for_steps(self, generation: int) -> None:

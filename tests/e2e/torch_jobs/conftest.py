@@ -21,6 +21,7 @@ from tests.ports import free_port
 
 PROGRAMS = Path(__file__).parent / "programs"
 MEETING_S = 50.0  # two cores load torch for four workers in 4 s when nobody else needs them
+WITHOUT_TORCH = "count_workers.py"
 LISTENS = "0A"  # in the kernel's table of sockets
 
 
@@ -45,8 +46,9 @@ class TorchJob:
         self.agents: list[Any] = []
 
     def start(self, *flags: str, program: str = "rank_sum.py") -> Any:
-        """One agent, by the command."""
-        self.agents.append(self._start([*flags, PROGRAMS / program, self.folder], {"GLOO_SOCKET_IFNAME": "lo"}))
+        """One agent, by the command. It loads torch for all of its workers, which takes longer than all else that they do."""
+        env = {"GLOO_SOCKET_IFNAME": "lo", "PET_PRELOAD": "" if program == WITHOUT_TORCH else "torch.distributed"}
+        self.agents.append(self._start([*flags, PROGRAMS / program, self.folder], env))
         return self.agents[-1]
 
     def start_c10d(self, *flags: str) -> Any:

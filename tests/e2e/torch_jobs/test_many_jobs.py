@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from tests.e2e.torch_jobs.conftest import WITHOUT_TORCH
 
 pytestmark = pytest.mark.torch
 
@@ -24,7 +25,7 @@ def test_many_jobs_at_once(
     """P13: no port is handed out twice; each is held by its agent as long as the job runs. Not all of the jobs load torch."""
     jobs = [make_job() for _ in range(count)]
     for number, job in enumerate(jobs):
-        program = "rank_sum.py" if number < with_torch else "count_workers.py"
+        program = "rank_sum.py" if number < with_torch else WITHOUT_TORCH
         job.start("--standalone", "--nproc-per-node", str(workers), program=program)
     masters = []
     for job in jobs:

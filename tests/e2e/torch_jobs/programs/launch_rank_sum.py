@@ -23,6 +23,7 @@ def launch(folder: str, endpoint: str, nodes: int, node_rank: int, workers: int)
         rdzv_endpoint=endpoint,
         rdzv_configs={"rank": node_rank},
         max_restarts=1,
+        preload="torch.distributed",
     )
     return elastic_launch(config, rank_sum)(folder)
 
