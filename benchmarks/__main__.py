@@ -13,7 +13,7 @@ from benchmarks.predecessor import why_not
 
 __all__ = ["main"]
 
-PARTS = ("start", "memory", "restart", "idle", "tee", "rendezvous", "regroup", "store")
+PARTS = ("start", "memory", "restart", "warm", "idle", "tee", "rendezvous", "regroup", "store")
 RESULTS = Path(__file__).parent / "results"
 
 

@@ -223,3 +223,49 @@ def test_functions_are_warm_too(script: Script, rallyrun: RunRallyrun) -> None:
     argv = [str(program), "decimal", "spawn"]
     assert ended.stdout == f"{ {0: [5, '0', True, argv], 1: [5, '1', True, argv]} }\n"
     assert ended.stderr == ""
+
+
+FAILS_AGAIN_AND_AGAIN = """
+    import json, os, signal, sys
+
+    def read(path):
+        with open(path) as file:
+            return file.read().strip()
+
+    def look(pid):
+        resident_pages = int(read(f"/proc/{pid}/statm").split()[1])
+        return [len(os.listdir(f"/proc/{pid}/fd")), resident_pages * os.sysconf("SC_PAGE_SIZE")]
+
+    if os.environ["RANK"] == "0":
+        warden = os.getppid()
+        agent = int(read(f"/proc/{warden}/stat").rpartition(")")[2].split()[1])
+        children = [int(pid) for pid in read(f"/proc/{warden}/task/{warden}/children").split()]
+        keeper = min(pid for pid in children if read(f"/proc/{pid}/comm") == "rally-keeper")  # others are not workers yet
+        found = {"agent": look(agent), "warden": look(warden), "keeper": look(keeper)}
+        with open(sys.argv[1], "a") as file:
+            print(json.dumps([keeper, len(children), found]), file=file)
+    is_last = os.environ["TORCHELASTIC_RESTART_COUNT"] == sys.argv[2]
+    if os.environ["RANK"] != "0" and not is_last:
+        signal.pause()
+    sys.exit(not is_last)
+"""
+SETTLED = 10  # restarts, after which nothing more is loaded
+GROWTH_BYTES = 4 << 20
+
+
+@pytest.mark.parametrize("restarts", [25, pytest.param(1000, marks=[pytest.mark.soak, pytest.mark.timeout(1200)])])
+def test_one_keeper_lasts_for_all_restarts_and_nothing_grows(
+    restarts: int, rallyrun: RunRallyrun, script: Script, tmp_path: Path
+) -> None:
+    program, seen = script(FAILS_AGAIN_AND_AGAIN), tmp_path / "seen"
+    common = ["--standalone", "--nproc-per-node", "2", "--max-restarts", str(restarts), "--restart-backoff", "0"]
+    ended = rallyrun([*common, "--preload", "decimal", program, seen, str(restarts)], timeout=1000.0)
+    assert ended.returncode == 0, ended.stderr
+    looks = [json.loads(line) for line in seen.read_text().splitlines()]
+    assert len(looks) == restarts + 1
+    assert len({keeper for keeper, _, _ in looks}) == 1
+    assert {children for _, children, _ in looks} <= {2, 3}, "the keeper and the workers"
+    settled, last = looks[SETTLED][2], looks[-1][2]
+    for name, (files, resident) in last.items():
+        assert files <= settled[name][0], name
+        assert resident <= settled[name][1] + GROWTH_BYTES, name

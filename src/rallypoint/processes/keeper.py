@@ -66,8 +66,7 @@ def keep(line_fd: int) -> None:
             break
         for fd in fds:
             os.close(fd)
-    _become(born, fds, line, warden_pid)
-    set_name(name)
+    _become(born, fds, line, warden_pid, name)
     _forget(ours)
 
 
@@ -214,7 +213,7 @@ def _fork_all(requests: list[dict[str, Any]], line: _socket.socket) -> dict[str,
 # --- after the fork --------------------------------------------------------------------------------------------------------
 
 
-def _become(request: dict[str, Any], fds: list[int], line: _socket.socket, warden_pid: int) -> None:
+def _become(request: dict[str, Any], fds: list[int], line: _socket.socket, warden_pid: int, name: str) -> None:
     """All that a worker of the warden's own goes through, and what exec would do for it."""
     word_fd = fds[request["word"]]
     try:
@@ -232,6 +231,7 @@ def _become(request: dict[str, Any], fds: list[int], line: _socket.socket, warde
         os.environ.clear()
         os.environ.update(request["env"])
         _set_arguments(list(request["argv"]))
+        set_name(name)
         _renew()
     except (OSError, ValueError) as error:
         os.write(word_fd, marshal.dumps((getattr(error, "errno", 0) or 0, str(error))))

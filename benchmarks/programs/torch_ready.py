@@ -1,0 +1,11 @@
+"""A worker that does a first step with torch, on a GPU if there is one, reports when that is done, and sleeps."""
+
+import os
+import time
+
+import torch
+
+device = "cuda" if torch.cuda.is_available() else "cpu"
+torch.ones(64, 64, device=device).matmul(torch.ones(64, 64, device=device)).sum().item()
+print(time.monotonic(), os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), os.getpid(), flush=True)
+time.sleep(600)

@@ -1,0 +1,69 @@
+"""Workers that need torch, with ``--preload torch``: from the start, and from a worker's SIGKILL, to a first step in all.
+
+Where there is a GPU, the step is done there, by one worker: its context is part of what is measured.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import random
+import signal
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from benchmarks.contestants import PROGRAMS, RALLYRUN, Contestant, in_turn
+from benchmarks.figures import Figure, Target, at_most
+from benchmarks.jobs import Job
+from benchmarks.predecessor import launchers_and_predecessor
+
+__all__ = ["measure"]
+
+ROUNDS = 5
+STARTED, RESTARTED = 8, 4
+START_TARGETS = (at_most(2500, "ms"),)
+RESTART_TARGETS = (at_most(150, "ms"),)
+GPU_TARGETS = (at_most(700, "ms"),)
+
+Sample = Callable[[Contestant, int], float]
+
+
+def measure() -> list[Figure]:
+    if importlib.util.find_spec("torch") is None:
+        print("torch is not installed here, so there is nothing to preload;", end=" ")
+        return []
+    if Path("/dev/nvidiactl").exists():
+        return [_figure("warm: SIGKILL of a worker to its next step on the GPU", 1, GPU_TARGETS, _restart)]
+    return [
+        _figure(f"warm: exec to torch ready in {STARTED} workers", STARTED, START_TARGETS, _start),
+        _figure(f"warm: SIGKILL of 1 of {RESTARTED} to torch ready in all", RESTARTED, RESTART_TARGETS, _restart),
+    ]
+
+
+def _figure(name: str, workers: int, targets: tuple[Target, ...], sample: Sample) -> Figure:
+    contestants = launchers_and_predecessor()
+    samples: dict[str, list[float]] = {contestant.name: [] for contestant in contestants}
+    for turn in range(ROUNDS):
+        for contestant in in_turn(contestants, turn):
+            samples[contestant.name].append(sample(contestant, workers))
+    return Figure(name, "ms", samples, targets)
+
+
+def _job(contestant: Contestant, workers: int, options: Sequence[str]) -> Job:
+    """Only we can have it imported before."""
+    preload = ["--preload", "torch"] if contestant.name == RALLYRUN else []
+    return Job(contestant.command(workers, [*options, *preload], [str(PROGRAMS / "torch_ready.py")]))
+
+
+def _start(contestant: Contestant, workers: int) -> float:
+    with _job(contestant, workers, []) as job:
+        return (max(report.at for report in job.reports(workers)) - job.started_at) * 1000
+
+
+def _restart(contestant: Contestant, workers: int) -> float:
+    with _job(contestant, workers, ["--max-restarts", "1"]) as job:
+        running = job.reports(workers)
+        killed_at = time.monotonic()
+        os.kill(random.choice(running).pid, signal.SIGKILL)
+        return (max(report.at for report in job.reports(workers)) - killed_at) * 1000
