@@ -10,6 +10,7 @@
     │   │   ├── WorkerNotFoundError           there is none
     │   │   ├── WorkerNotAllowedError         it may not be executed
     │   │   └── HostLimitError                this machine has no processes, files or memory left for it
+    │   ├── CheckpointMemoryError (also a MemoryError)  a snapshot does not fit; those before it are kept
     │   ├── UnkillableWorkersError            workers outlived SIGKILL; this host must not be used again
     │   └── JobFailedError                    the job failed through workers of other nodes
     ├── SignalException                       a signal asked the launcher to stop
@@ -36,6 +37,7 @@ import sys
 
 __all__ = [
     "SIGNAL_BASE",
+    "CheckpointMemoryError",
     "ExitCode",
     "HostLimitError",
     "InterruptException",
@@ -144,6 +146,10 @@ def worker_start_error(number: int, text: str) -> WorkerStartError:
     kinds = {errno.ENOENT: WorkerNotFoundError, errno.EACCES: WorkerNotAllowedError}
     kinds |= dict.fromkeys((errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE), HostLimitError)
     return kinds.get(number, WorkerStartError)(number, text)
+
+
+class CheckpointMemoryError(RallypointError, MemoryError):
+    """A snapshot does not fit into what the job has for them; what was saved before is kept."""
 
 
 class UnkillableWorkersError(RallypointError):

@@ -29,11 +29,12 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Any, TypeVar
 
+    from rallypoint.checkpoint import client as checkpoint
     from rallypoint.hangs.pulse import PulseMapping
 
     _Called = TypeVar("_Called", bound=Callable[..., Any])
 
-__all__ = ["announce", "heartbeat", "progress", "section"]
+__all__ = ["announce", "checkpoint", "heartbeat", "progress", "section"]
 
 _page: PulseMapping | None = None  # None: nobody asks, or this process is not the worker
 _lock = RLock()
@@ -121,6 +122,15 @@ def _forget() -> None:
     global _page, _lock
     _page = None
     _lock = RLock()
+
+
+def __getattr__(name: str) -> Any:
+    """What keeps snapshots is loaded when it is asked for."""
+    if name == "checkpoint":
+        from rallypoint.checkpoint import client
+
+        return client
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 announce()

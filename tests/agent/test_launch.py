@@ -343,6 +343,7 @@ def test_what_the_config_says_reaches_the_agent_and_its_workers(make_config: Mak
         restart_window=60.0,
         hang_timeout="30,starting=60",
         preload="torch,numpy",
+        checkpoint_memory=4096,
     )
     with mock.patch(AGENT) as agent_class, mock.patch(RECORD) as record:
         agent_class.return_value.run.return_value = RunResult(WorkerState.SUCCEEDED)
@@ -365,6 +366,7 @@ def test_what_the_config_says_reaches_the_agent_and_its_workers(make_config: Mak
         "worker_env": {"A": "b"},
         "hang_timeout": "30,starting=60",
         "preload": ("torch", "numpy"),
+        "checkpoint_memory": 4096,
         "health_listeners": [],
         "health_addr": "127.0.0.1",
         "restart_policy": RestartPolicy(5, no_retry_exit_codes=(2, 64), backoff_s=0.5, window_s=60.0),

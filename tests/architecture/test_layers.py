@@ -30,6 +30,7 @@ LAYERS = (
     ("data", "metrics"),
     ("testing",),
     ("protocol",),
+    ("checkpoint",),
     ("coordination",),
     ("store",),
     ("net",),
@@ -39,11 +40,12 @@ HEIGHT = {name: len(LAYERS) - index for index, names in enumerate(LAYERS) for na
 
 PURE = {
     "__future__", "_json", "abc", "bisect", "collections", "contextlib", "dataclasses", "enum", "functools", "itertools", "json",
-    "math", "operator", "re", "signal", "string", "types", "typing",
+    "math", "operator", "re", "signal", "string", "struct", "types", "typing", "zlib",
 }  # fmt: skip
 # What decides, as functions of (state, observation, now): no I/O, no clock, no thread. The simulator drives most of it.
 PURE_MODULES = {
     "base": ["json_text", "text"],
+    "checkpoint": ["layout"],
     "coordination": ["cell.document", "fence", "keyspace", "model"],
     "hangs": ["pulse_page", "rules"],
     "hardware": ["binding"],

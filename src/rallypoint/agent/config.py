@@ -56,6 +56,7 @@ class LaunchConfig(Record):
     restart_window: only restarts within so many seconds count against max_restarts; 0: all of the job's.
     hang_timeout: seconds without a sign of life after which a worker hangs; other limits may follow, see `--hang-timeout`.
     preload: modules that workers find imported, as their names or as a text with commas, see `--preload`.
+    checkpoint_memory: bytes on this node for what its workers save with `rallypoint.worker.checkpoint`.
     health_port, health_addr: where to answer health checks; None asks the environment.
 
     Those on restarts may stand in rdzv_configs instead; either way they end up in both.
@@ -93,6 +94,7 @@ class LaunchConfig(Record):
     restart_window: float = field(default=defaults.RESTART_WINDOW_S, kw_only=True)
     hang_timeout: str | float | None = field(default=None, kw_only=True)
     preload: str | tuple[str, ...] = field(default=(), kw_only=True)
+    checkpoint_memory: int | None = field(default=None, kw_only=True)
     health_port: int | None = field(default=None, kw_only=True)
     health_addr: str = field(default=defaults.HEALTH_ADDR, kw_only=True)
 
@@ -137,6 +139,8 @@ class LaunchConfig(Record):
         _check_whole("max_restarts", self.max_restarts, at_least=0)
         if self.log_max_bytes is not None:
             _check_whole("log_max_bytes", self.log_max_bytes, at_least=1)
+        if self.checkpoint_memory is not None:
+            _check_whole("checkpoint_memory", self.checkpoint_memory, at_least=1)
 
     def _check_times(self) -> None:
         _check_seconds("monitor_interval", self.monitor_interval)

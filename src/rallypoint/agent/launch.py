@@ -194,6 +194,7 @@ def _make_agent(
         worker_env=config.worker_env,
         hang_timeout=config.hang_timeout,
         preload=tuple(config.preload),
+        checkpoint_memory=config.checkpoint_memory,
         health_listeners=health_listeners,
         health_addr=config.health_addr,
         restart_policy=RestartPolicy(

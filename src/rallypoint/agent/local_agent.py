@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     import socket
     from typing import Any
 
+    from rallypoint.checkpoint.vault import Vault
     from rallypoint.timers.file_server import FileTimerServer
     from rallypoint.timers.file_timer import FileTimerRequest
 
@@ -44,6 +45,7 @@ __all__ = ["LocalElasticAgent", "plan_workers"]
 QUIET_S = 0.5
 FILES_PER_WORKER = 4  # two pipes with two ends each, or with one end and a log file
 FILES_PER_WORKER_WITHOUT_LOGS = 2
+FILES_OF_SNAPSHOTS = 2
 OWN_FILES, OWN_FILES_AMONG_PEERS = 16, 32  # without which not even a job of one worker can be run to its end
 # What the end of a job will need, loaded while nothing happens. Much is imported only where it is used, so that a start is quick:
 # how workers are stopped, how a failure is described, who serves the workers' store. A job may run for weeks, and meanwhile the
@@ -80,6 +82,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         restart_policy: RestartPolicy | None = None,
         hang_timeout: str | float | None = None,
         preload: tuple[str, ...] = (),
+        checkpoint_memory: int | None = None,
         health_listeners: Sequence[socket.socket] = (),
         health_addr: str = defaults.HEALTH_ADDR,
     ) -> None:
@@ -93,6 +96,8 @@ class LocalElasticAgent(SimpleElasticAgent):
         self._worker_watchdog: FileTimerServer | None = None
         self._hang_timeout = hang_timeout
         self._preload = preload
+        self._checkpoint_memory = checkpoint_memory
+        self._vault: Vault | None = None
         self._health_listeners = list(health_listeners)
         self._health_addr = health_addr
         self._kill_wait_s = _kill_wait(uninterruptible_state_timeout)
@@ -130,6 +135,8 @@ class LocalElasticAgent(SimpleElasticAgent):
             if self._health_check_server is not None:
                 self._health_check_server.stop()
             self._monitor.close()
+            if self._vault is not None:
+                self._vault.close()
             record.close(folders_of(self._logs_specs))
 
     def _reserve_files(self) -> None:
@@ -137,7 +144,8 @@ class LocalElasticAgent(SimpleElasticAgent):
         workers, own = self._worker_group.spec.local_world_size, OWN_FILES_AMONG_PEERS if self._peers.act_as_one else OWN_FILES
         passes_us = folders_of(self._logs_specs).keeps_output or (workers > 1 and mixes_lines(Std.OUT))
         each = FILES_PER_WORKER if passes_us else FILES_PER_WORKER_WITHOUT_LOGS
-        limits.reserve(workers, own + each * workers, FILES_PER_WORKER)
+        kept = FILES_OF_SNAPSHOTS if self._checkpoint_memory else 0
+        limits.reserve(workers, own + (each + kept) * workers, FILES_PER_WORKER + kept)
 
     def _time_outs(self) -> dict[str, object]:
         """Those that this agent keeps, for the run's record."""
@@ -202,6 +210,7 @@ class LocalElasticAgent(SimpleElasticAgent):
             extra_env=self._worker_env,
         )
         envs = {plan.local_rank: _with_site(self._monitor.add_env(plan.local_rank, plan.env)) for plan in plans}
+        kept_files = self._keep_snapshots(worker_group, envs)
         self._setup_local_watchdog(envs=envs)
         prefixes = {plan.local_rank: plan.prefix for plan in plans if plan.prefix is not None}
         ours: dict[str, Any] = {}  # where there is none, what is called is as torch's: programs put their own in its place
@@ -209,6 +218,8 @@ class LocalElasticAgent(SimpleElasticAgent):
             ours["licence_fd"] = licence_fd
         if self._preload:
             ours["preload"] = self._preload
+        if kept_files:
+            ours["kept_files"] = kept_files
         with self._monitor.starting:
             self._pcontext = start_processes(
                 name=spec.role,
@@ -233,6 +244,19 @@ class LocalElasticAgent(SimpleElasticAgent):
         self._monitor.watch(worker_group, pids, folders.run_folder)
         self._note_quiet(is_quiet=False)
         return pids
+
+    def _keep_snapshots(self, worker_group: WorkerGroup, envs: dict[int, dict[str, str]]) -> dict[int, tuple[int, ...]]:
+        """Memory for what workers save, if it is asked for; they are told where it is."""
+        if not self._checkpoint_memory:
+            return {}
+        if self._vault is None:
+            from rallypoint.checkpoint.vault import Vault
+
+            self._vault = Vault(self._checkpoint_memory, worker_group.spec.local_world_size)
+        files = self._vault.assign({worker.local_rank: worker.global_rank for worker in worker_group.workers})
+        for local_rank, fds in files.items():
+            envs[local_rank].update(self._vault.variables(fds))
+        return files
 
     @prof
     def _stop_workers(self, worker_group: WorkerGroup, is_restart: bool = False) -> None:

@@ -31,6 +31,7 @@ ENV_OMP_NUM_THREADS = "OMP_NUM_THREADS"
 ENV_CUDA_VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
 ENV_GENERATION = "RALLYPOINT_GENERATION"  # rises whenever workers are started anew, for whatever reason; the same on all nodes
 ENV_PULSE = "RALLYPOINT_PULSE"  # where the worker tells of its progress: its page in a file, a colon, the path of the file
+ENV_CHECKPOINT = "RALLYPOINT_CHECKPOINT"  # where it keeps snapshots: two open files, and how much they may hold, by colons
 ENV_STACKS = "RALLYPOINT_STACKS"  # where its stacks go when it hangs; spelled out in worker_site, which imports nothing of ours
 ENV_PYTHONPATH = "PYTHONPATH"
 ENV_FAULTHANDLER = "PYTHONFAULTHANDLER"  # anything but nothing: a Python that crashes shows where it was

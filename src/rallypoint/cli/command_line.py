@@ -129,6 +129,9 @@ OPTIONS: tuple[Option, ...] = (
     Option("--preload", "str", "", WORKERS,
            "Import these modules once per node, such as torch,transformers, and start every worker, and every restarted one, as a"
            " fork that has them. Where that would not be safe, workers import them as usual.", "MODULES"),
+    Option("--checkpoint-memory", "size", None, WORKERS,
+           "Memory on this node for what its workers save with rallypoint.worker.checkpoint, such as 40G: it outlives them, and"
+           " restarted workers find it. Default: none.", "BYTES[K|M|G]"),
     Option("--virtual-local-rank", "flag", False, WORKERS, "Give each worker LOCAL_RANK=0 and one visible device."),
     Option("--numa-binding", "choice", None, WORKERS,
            "Bind each worker to CPUs near its device: its NUMA node, its socket, an exclusive share of the node's cores, or one"

@@ -38,11 +38,12 @@ def start_processes(
     *,
     licence_fd: int | None = None,
     preload: tuple[str, ...] = (),
+    kept_files: dict[int, tuple[int, ...]] | None = None,
 ) -> PContext:
     """Start one process for each local rank, running a program or a function, and return them as a group.
 
     With `licence_fd` they may run as long as that page of memory says (`processes.licence`). With `preload` they find these
-    modules imported, where that can be (`processes.keeper`).
+    modules imported, where that can be (`processes.keeper`). `kept_files` are ours, by local rank: those workers have them too.
     """
     rest = (log_line_prefixes, numa_options, duplicate_stdout_filters, duplicate_stderr_filters)
     context: WardedContext
@@ -54,5 +55,6 @@ def start_processes(
         context = MultiprocessContext(name, entrypoint, args, envs, start_method, logs_specs, *rest)
     context.licence_fd = licence_fd
     context.preload = preload
+    context.kept_files = kept_files or {}
     context.start()
     return context

@@ -78,6 +78,7 @@ class WardedContext(PContext):
         self.hurry_fd: int | None = None  # readable once there is no time left for grace
         self.licence_fd: int | None = None  # of the page that says until when the workers may run; None: there is no limit
         self.preload: tuple[str, ...] = ()  # the modules that workers are to find imported
+        self.kept_files: dict[int, tuple[int, ...]] = {}  # by local rank, those of ours that a worker has at the same number
         self.expired_at: float | None = None  # when their warden killed them because that was over, of time.monotonic()
         self._warden: WardenClient | None = None
         self._outlets: Outlets | None = None
@@ -225,6 +226,7 @@ class WardedContext(PContext):
         if stdin is not None:
             streams[0] = stdin
         may_run_unbound = bool(getattr(self._numa_options, "should_fall_back_if_binding_fails", False))
+        streams |= {fd: fd for fd in self.kept_files.get(rank, ())}
         return launch.replace(fds={**streams, **launch.fds}, cpus=self.cpus.get(rank, ()), may_run_unbound=may_run_unbound)
 
     def _await_start(self) -> None:

@@ -18,7 +18,7 @@ _PLACE = frozenset({
     names.ENV_LOCAL_RANK, names.ENV_RANK, names.ENV_GROUP_RANK, names.ENV_ROLE_RANK, names.ENV_ROLE_NAME,
     names.ENV_LOCAL_WORLD_SIZE, names.ENV_WORLD_SIZE, names.ENV_GROUP_WORLD_SIZE, names.ENV_ROLE_WORLD_SIZE,
     names.ENV_MASTER_ADDR, names.ENV_MASTER_PORT, names.ENV_RESTART_COUNT, names.ENV_GENERATION, names.ENV_ERROR_FILE,
-    names.ENV_PULSE, names.ENV_STACKS,
+    names.ENV_PULSE, names.ENV_STACKS, names.ENV_CHECKPOINT,
 })  # fmt: skip
 _ENDS_FLAGS = "cm"  # what follows is a command or a module
 _TAKES_VALUE = "WX"

@@ -28,6 +28,7 @@ def launch(endpoint: str, workers: int) -> dict[int, int]:
         rdzv_backend="c10d",
         rdzv_endpoint=endpoint,
         max_restarts=0,
+        preload="torch.distributed",
         local_addr="127.0.0.1",
     )
     return elastic_launch(config, rank_sum)()

@@ -1,0 +1,113 @@
+"""For a worker's program: keep a snapshot of its state in memory that outlives it.
+
+    from rallypoint.worker import checkpoint
+
+    found = checkpoint.load()
+    if found is not None:
+        model.load_state_dict(found.state["model"])
+    for step in range(0 if found is None else found.step + 1, steps):
+        train(step)
+        checkpoint.save(step, {"model": model.state_dict()})
+
+The memory is the agent's (``--checkpoint-memory``): a worker that is killed, and the whole group that is restarted for it, find
+what was saved last. Where there is no such memory, as outside of a launcher, nothing is kept, and nothing found.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from rallypoint.base import defaults, environment
+from rallypoint.base.records import Value
+from rallypoint.checkpoint.layout import newest_common
+from rallypoint.errors import UsageError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from rallypoint.checkpoint.slots import Slots
+
+__all__ = ["Snapshot", "load", "save"]
+
+AGREEMENT_TIMEOUT_S = 300.0
+
+
+class Snapshot(Value):
+    """The state after a step, as this rank has saved it; every rank has found the same step."""
+
+    step: int
+    state: Any
+
+
+class _Desk:
+    """What this worker has of it."""
+
+    def __init__(self) -> None:
+        self.slots: Slots | None = None
+        self.is_open = False
+        self.calls = 0  # of load()
+        self.has_warned = False
+
+
+_desk = _Desk()
+
+
+def save(step: int, state: Any) -> None:
+    """Keep the state as it is after this step. What was saved before that stays until this is complete.
+
+    Ranks must not be more than one snapshot ahead of each other: each keeps its two latest, and one that all have is needed.
+    """
+    if isinstance(step, bool) or not isinstance(step, int) or step < 0:
+        raise UsageError(f"step must be a whole number, 0 or more, not {step!r}")
+    slots = _slots()
+    if slots is not None:
+        slots.save(step, state)
+    elif environment.text(defaults.ENV_RUN_ID) and not _desk.has_warned:
+        _desk.has_warned = True
+        sys.stderr.write("rallypoint: checkpoint.save() keeps nothing: the job was started without --checkpoint-memory\n")
+
+
+def load(*, copy: bool = True, timeout_s: float = AGREEMENT_TIMEOUT_S) -> Snapshot | None:
+    """The newest snapshot of which every rank has its part; None if there is none, and the program begins as it always would.
+
+    All ranks call it, as often as each other: they wait for one another to agree on the step. Without `copy`, arrays and tensors
+    are views of the kept memory: they change with the second `save` from then on, and to change them is to change what is kept.
+    """
+    slots = _slots()
+    if slots is None:
+        return None
+    steps = slots.steps()
+    world = int(environment.text(defaults.ENV_WORLD_SIZE, "1"))
+    step = newest_common([steps] if world == 1 else _steps_of_all(steps, world, timeout_s))
+    return None if step is None else Snapshot(step, slots.load(step, copy))
+
+
+def _slots() -> Slots | None:
+    if not _desk.is_open:
+        _desk.is_open = True
+        if place := environment.text(defaults.ENV_CHECKPOINT):
+            from rallypoint.checkpoint.slots import Slots
+
+            *fds, most_bytes = map(int, place.split(":"))
+            rank, world = int(environment.text(defaults.ENV_RANK, "0")), int(environment.text(defaults.ENV_WORLD_SIZE, "1"))
+            _desk.slots = Slots(fds, most_bytes, rank, world)
+    return _desk.slots
+
+
+def _steps_of_all(steps: list[int], world: int, timeout_s: float) -> list[list[int]]:
+    """By way of the workers' store, which is empty at the start of each generation."""
+    from rallypoint.store.tcp_store import TCPStore
+
+    if environment.text(defaults.ENV_USE_AGENT_STORE) != "True":
+        raise UsageError("checkpoint.load() needs the workers' store, which the agent serves unless --worker-store says rank0")
+    rank, port = int(environment.text(defaults.ENV_RANK, "0")), int(environment.text(defaults.ENV_MASTER_PORT, "0"))
+    prefix = f"rallypoint/checkpoint/{_desk.calls}"
+    _desk.calls += 1
+    store = TCPStore(environment.text(defaults.ENV_MASTER_ADDR), port, timeout=timeout_s)
+    try:
+        store.set(f"{prefix}/{rank}", json.dumps(steps))
+        return [json.loads(one) for one in store.multi_get([f"{prefix}/{one}" for one in range(world)])]
+    finally:
+        store.close()

@@ -1,0 +1,97 @@
+"""The two slots of one worker, as that sees them: files in the agent's memory, mapped here."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from rallypoint.checkpoint.layout import (
+    BODY_AT,
+    MARK_BYTES,
+    NO_MARK,
+    Mark,
+    place_parts,
+    read_mark,
+    slot_to_write,
+    write_mark,
+)
+from rallypoint.checkpoint.trees import Part, put_together, take_apart
+from rallypoint.errors import CheckpointMemoryError
+
+__all__ = ["Slots", "write"]
+
+ROOM_BYTES = 1 << 20  # a slot has a multiple of this: a snapshot that grows a little needs no other room
+
+
+class Slots:
+    """Where snapshots of this rank are written and read; `most_bytes` is for both slots together."""
+
+    def __init__(self, fds: Sequence[int], most_bytes: int, rank: int, world: int) -> None:
+        self._fds, self._most_bytes, self._rank, self._world = fds, most_bytes, rank, world
+
+    def marks(self) -> list[Mark | None]:
+        return [read_mark(os.pread(fd, MARK_BYTES, 0)) for fd in self._fds]
+
+    def steps(self) -> list[int]:
+        """Those of which this rank has a snapshot, made in a world like this one."""
+        return [mark.step for mark in self.marks() if mark is not None and self._is_ours(mark)]
+
+    def _is_ours(self, mark: Mark) -> bool:
+        return (mark.rank, mark.world) == (self._rank, self._world)
+
+    # --- writing -----------------------------------------------------------------------------------------------------------
+
+    def save(self, step: int, state: Any) -> None:
+        head, parts = take_apart(state)
+        places, size = place_parts(len(head), [part.size for part in parts])
+        marks = self.marks()
+        slot = slot_to_write(marks, self._rank, self._world)
+        self._make_room(slot, BODY_AT + size)
+        mark = Mark(max((one.count for one in marks if one), default=0) + 1, step, self._rank, self._world, len(head), size)
+        with mmap.mmap(self._fds[slot], BODY_AT + size) as memory, memoryview(memory) as view:
+            write(view, mark, head, parts, places)
+
+    def _make_room(self, slot: int, size: int) -> None:
+        """Refused while nothing is lost. What is reserved here cannot be missing in the middle of a copy."""
+        here, other = (os.fstat(self._fds[one]).st_size for one in (slot, 1 - slot))
+        room = -(-size // ROOM_BYTES) * ROOM_BYTES
+        if room + max(other, room) > self._most_bytes:
+            raise CheckpointMemoryError(
+                f"a snapshot of rank {self._rank} takes {size:,} bytes, and two are kept; --checkpoint-memory leaves"
+                f" {self._most_bytes:,} bytes to each worker"
+            )
+        if size <= here <= 2 * room:
+            return
+        os.pwrite(self._fds[slot], NO_MARK, 0)
+        os.ftruncate(self._fds[slot], room)
+        try:
+            os.posix_fallocate(self._fds[slot], 0, room)
+        except OSError as error:
+            os.ftruncate(self._fds[slot], 0)
+            raise CheckpointMemoryError(f"there is no memory for a snapshot of {size:,} bytes: {error.strerror}") from error
+
+    # --- reading -----------------------------------------------------------------------------------------------------------
+
+    def load(self, step: int, copy: bool) -> Any:
+        """The state after this step, of which there is a snapshot."""
+        slot, mark = next(
+            (slot, mark) for slot, mark in enumerate(self.marks()) if mark is not None and self._is_kept(mark, step)
+        )
+        memory = memoryview(mmap.mmap(self._fds[slot], BODY_AT + mark.body_bytes))[BODY_AT:]
+        body = memoryview(bytearray(memory)) if copy else memory
+        return put_together(body[: mark.head_bytes], body, place_parts)
+
+    def _is_kept(self, mark: Mark, step: int) -> bool:
+        return self._is_ours(mark) and mark.step == step
+
+
+def write(memory: memoryview, mark: Mark, head: bytes, parts: Sequence[Part], places: Sequence[int]) -> None:
+    """In this order: whoever is killed within it leaves a slot without a mark, or a whole snapshot."""
+    memory[:MARK_BYTES] = NO_MARK
+    body = memory[BODY_AT:]
+    body[: len(head)] = head
+    for part, begin in zip(parts, places, strict=True):
+        part.copy_to(body[begin : begin + part.size])
+    memory[:MARK_BYTES] = write_mark(mark)

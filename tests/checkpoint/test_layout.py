@@ -1,0 +1,80 @@
+"""Which snapshot counts, and that half a one never does."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rallypoint.checkpoint.layout import BOUNDARY, Mark, newest_common, place_parts, read_mark, slot_to_write, write_mark
+
+WIDE, NARROW = st.integers(0, 2**63 - 1), st.integers(0, 2**32 - 1)
+MARKS = st.builds(Mark, WIDE, WIDE, NARROW, NARROW, WIDE, WIDE)
+
+
+def mark(count: int, rank: int = 0, world: int = 2) -> Mark:
+    return Mark(count, 10 * count, rank, world, 100, 1000)
+
+
+@given(MARKS)
+def test_a_mark_is_read_as_it_was_written(one: Mark) -> None:
+    assert read_mark(write_mark(one) + b"whatever comes behind it") == one
+
+
+@given(MARKS, MARKS, st.data())
+def test_a_mark_that_was_not_written_to_its_end_is_none(old: Mark, new: Mark, data: st.DataObject) -> None:
+    before, after = write_mark(old), write_mark(new)
+    for earlier in (before, bytes(len(before))):
+        cut = data.draw(st.integers(0, len(after)))
+        assert read_mark(after[:cut] + earlier[cut:]) in (None, old, new)
+        assert read_mark(earlier[:cut]) in (None, old)
+
+
+def test_an_empty_slot_has_no_mark() -> None:
+    assert read_mark(b"") is None
+    assert read_mark(bytes(4096)) is None
+
+
+@pytest.mark.parametrize(
+    ("marks", "slot"),
+    [
+        ([None, None], 0),
+        ([mark(1), None], 1),
+        ([None, mark(1)], 0),
+        ([mark(1), mark(2)], 0),
+        ([mark(3), mark(2)], 1),
+        ([mark(3), mark(2, rank=1)], 1),
+        ([mark(3, rank=1), mark(2)], 0),
+        ([mark(3, world=4), mark(2)], 0),
+    ],
+)
+def test_what_is_overwritten_is_what_can_be_spared(marks: list[Mark | None], slot: int) -> None:
+    assert slot_to_write(marks, rank=0, world=2) == slot
+
+
+@pytest.mark.parametrize(
+    ("steps", "newest"),
+    [
+        ([[3, 4]], 4),
+        ([[3, 4], [4, 3]], 4),
+        ([[3, 4], [3]], 3),
+        ([[4, 5], [3, 4]], 4),
+        ([[5, 6], [3, 4]], None),
+        ([[5], []], None),
+        ([[]], None),
+        ([], None),
+    ],
+)
+def test_a_step_counts_if_all_have_it(steps: list[list[int]], newest: int | None) -> None:
+    assert newest_common(steps) == newest
+
+
+@given(st.integers(0, 10_000), st.lists(st.integers(0, 10_000)))
+def test_parts_lie_behind_the_head_on_boundaries_and_apart(head: int, sizes: list[int]) -> None:
+    places, end = place_parts(head, sizes)
+    last = head
+    for place, size in zip(places, sizes, strict=True):
+        assert place >= last
+        assert place % BOUNDARY == 0
+        last = place + size
+    assert end == last

@@ -1,0 +1,44 @@
+"""The agent's memory for snapshots: it follows the ranks."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+
+from rallypoint.base import defaults
+from rallypoint.checkpoint.slots import Slots
+from rallypoint.checkpoint.vault import Vault
+
+
+def slots_of(vault: Vault, fds: tuple[int, ...], rank: int, world: int = 4) -> Slots:
+    *numbers, each = map(int, vault.variables(fds)[defaults.ENV_CHECKPOINT].split(":"))
+    return Slots(numbers, each, rank, world)
+
+
+def test_a_rank_finds_its_memory_whichever_worker_it_is() -> None:
+    with contextlib.closing(Vault(8 << 20, workers=2)) as vault:
+        for local_rank, fds in vault.assign({0: 2, 1: 3}).items():
+            slots_of(vault, fds, 2 + local_rank).save(5, f"of rank {2 + local_rank}")
+        for ranks in ({0: 2, 1: 3}, {0: 3, 1: 2}):
+            for local_rank, fds in vault.assign(ranks).items():
+                rank = ranks[local_rank]
+                assert slots_of(vault, fds, rank).load(5, copy=True) == f"of rank {rank}"
+
+
+def test_a_rank_that_was_elsewhere_finds_none() -> None:
+    with contextlib.closing(Vault(8 << 20, workers=2)) as vault:
+        for local_rank, fds in vault.assign({0: 2, 1: 3}).items():
+            slots_of(vault, fds, 2 + local_rank).save(5, "old")
+        moved = vault.assign({0: 0, 1: 2})
+        assert slots_of(vault, moved[0], 0).steps() == []
+        assert slots_of(vault, moved[1], 2).steps() == [5]
+        assert set(moved[0]).isdisjoint(moved[1])
+
+
+def test_workers_share_what_there_is_and_nothing_stays_open() -> None:
+    before = set(os.listdir("/proc/self/fd"))
+    vault = Vault(100, workers=3)
+    (fds,) = vault.assign({0: 0}).values()
+    assert vault.variables(fds) == {defaults.ENV_CHECKPOINT: f"{fds[0]}:{fds[1]}:33"}
+    vault.close()
+    assert set(os.listdir("/proc/self/fd")) == before
