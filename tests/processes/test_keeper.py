@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import resource
 import signal
 import sys
 import textwrap
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 from tests.conftest import PATIENCE_S
 
+from rallypoint.processes.kernel import stat_fields
 from rallypoint.processes.licence import Licence
 from rallypoint.processes.warden_client import Exited, Expired, FailedToStart, Kept, Launch, Report, Rest, Started, WardenClient
 from rallypoint.worker_site import in_front
@@ -260,4 +262,27 @@ def test_a_worker_that_cannot_be_placed_is_told(group: Group) -> None:
     (failed,) = group.hear(FailedToStart)
     assert failed.local_rank == 1
     assert "cannot be bound to CPUs 100000" in failed.reason
+    assert group.exit_codes() == [IS_WARM]
+
+
+def test_a_warden_without_files_to_spare_starts_them_itself(group: Group) -> None:
+    streams = {0: 0, 1: 1, 2: 2}
+    group.keep()
+    group.hear(Kept)
+    resource.prlimit(group.warden.pid, resource.RLIMIT_NOFILE, (42, 42))
+    group.warden.spawn([group.launch(WARM, rank).replace(fds=streams) for rank in range(6)])
+    assert group.exit_codes(6) == [IS_FRESH] * 6
+    assert "cannot pass their files on" in group.hear(Kept)[0].why
+
+
+def test_a_stopped_job_does_not_cost_it_its_keeper(group: Group, wait_until: Callable[..., object]) -> None:
+    """Ctrl-Z stops it too, for as long as somebody likes."""
+    group.keep()
+    group.spawn()
+    assert group.exit_codes() == [IS_WARM]
+    keeper = keeper_of(group)
+    os.kill(group.warden.pid, signal.SIGTSTP)
+    wait_until(lambda: stat_fields(keeper)[0] == b"T")
+    group.spawn()
+    os.kill(group.warden.pid, signal.SIGCONT)
     assert group.exit_codes() == [IS_WARM]

@@ -80,7 +80,10 @@ def _next(frames: FrameReader) -> tuple[Any, list[int]]:
 
 
 def _tell(line: _socket.socket, *message: Any) -> None:
-    send_frame(line, message, [], time.monotonic() + SEND_TIMEOUT_S)
+    try:
+        send_frame(line, message, [], time.monotonic() + SEND_TIMEOUT_S)
+    except OSError:  # the warden has given us up, or is gone
+        os._exit(1)
 
 
 def _end(line: _socket.socket, *message: Any) -> None:

@@ -51,16 +51,22 @@ class _Batch:
 
 
 def _batches(requests: list[dict[str, Any]], fds: list[int]) -> list[_Batch]:
-    """With copies of the file descriptors, and room for one more of each worker."""
+    """With copies of the file descriptors, and room for one more of each worker. OSError: there are not enough of them."""
     found = [_Batch()]
-    for request in requests:
-        places = request["fds"]
-        if found[-1].requests and len(found[-1].fds) + len(found[-1].requests) + len(places) + 1 > MAX_FDS:
-            found.append(_Batch())
-        batch = found[-1]
-        own = [(len(batch.fds) + position, target) for position, (_, target) in enumerate(places)]
-        batch.fds += [os.dup(fds[position]) for position, _ in places]
-        batch.requests.append({**request, "fds": own})
+    try:
+        for request in requests:
+            places = request["fds"]
+            if found[-1].requests and len(found[-1].fds) + len(found[-1].requests) + len(places) + 1 > MAX_FDS:
+                found.append(_Batch())
+            batch = found[-1]
+            own = [(len(batch.fds) + position, target) for position, (_, target) in enumerate(places)]
+            for position, _ in places:
+                batch.fds.append(os.dup(fds[position]))
+            batch.requests.append({**request, "fds": own})
+    except OSError:
+        for batch in found:
+            batch.close()
+        raise
     return found
 
 
@@ -110,7 +116,11 @@ class Keeping:
         """Whether the keeper will fork these workers."""
         if self._order is None or self._refused:
             return False
-        self._waiting += _batches(requests, fds)
+        try:
+            self._waiting += _batches(requests, fds)
+        except OSError as error:
+            self._refuse(f"this process cannot pass their files on: {error}")
+            return False
         if not self.pid:
             self._start()
         self._ask_next()
@@ -150,7 +160,7 @@ class Keeping:
             os.close(nothing)
         ours.setblocking(False)
         self._line, self._frames, self._queue = ours, FrameReader(ours), FrameQueue(ours)
-        self.give_up_at = time.monotonic() + IMPORT_TIMEOUT_S
+        self.be_patient()
         self._put((order["modules"],))
 
     def _put(self, message: tuple[Any, ...], fds: list[int] | None = None) -> None:
@@ -178,14 +188,30 @@ class Keeping:
         if not self._waiting or not self._is_ready or self._is_asked:
             return
         self._is_asked, batch = True, self._waiting[0]
-        requests, fds = [], [os.dup(fd) for fd in batch.fds]
-        for request in batch.requests:
-            ours, theirs = _socket.socketpair()
-            batch.words[request["local_rank"]] = ours
-            requests.append({**request, "word": len(fds)})
-            fds.append(theirs.detach())
-        self.give_up_at = time.monotonic() + ANSWER_TIMEOUT_S
+        requests: list[dict[str, Any]] = []
+        fds: list[int] = []
+        try:
+            for fd in batch.fds:
+                fds.append(os.dup(fd))
+            for request in batch.requests:
+                ours, theirs = _socket.socketpair()
+                batch.words[request["local_rank"]] = ours
+                requests.append({**request, "word": len(fds)})
+                fds.append(theirs.detach())
+        except OSError as error:
+            for fd in fds:
+                os.close(fd)
+            self._refuse(f"this process cannot pass their files on: {error}")
+            return
+        self.be_patient()
         self._put((requests, os.getpid()), fds)
+
+    def be_patient(self) -> None:
+        """Its time begins now, if it owes us something."""
+        if self._line is not None and not self._is_ready:
+            self.give_up_at = time.monotonic() + IMPORT_TIMEOUT_S
+        elif self._is_asked:
+            self.give_up_at = time.monotonic() + ANSWER_TIMEOUT_S
 
     # --- what comes of it --------------------------------------------------------------------------------------------------
 

@@ -85,6 +85,7 @@ class Warden:
         self._is_dismissed = False
         self._rest_is_watched = False
         self._keeping: Keeping | None = None  # where workers are to be warm
+        self._unknown_ends: dict[int, int] = {}  # of children, while the keeper may not have said yet that they are workers
         self._agent_fd = os.pidfd_open(agent_pid)
         self._poll = select.poll()
         self._wakeup = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -126,7 +127,9 @@ class Warden:
         return self._sock.fileno() not in ready or self._converse()
 
     def _patience_ms(self) -> int | None:
-        next_at = self._until if self._keeping is None else min(self._until, self._keeping.give_up_at)
+        next_at = self._until
+        if self._keeping is not None and not self._is_suspended:
+            next_at = min(next_at, self._keeping.give_up_at)
         if next_at == FOREVER:
             return None
         return int(min(max(0.0, next_at - time.monotonic()), LONGEST_SLEEP_S) * 1000) + 1  # not before its time
@@ -175,6 +178,7 @@ class Warden:
     def _spawn_all(self, requests: list[dict[str, Any]], has_licence: bool, fds: list[int]) -> None:
         """Fork all first, then learn whether each could start, so that they start beside each other. None without a licence."""
         self._rest_is_watched = self._is_expired = False
+        self._unknown_ends.clear()
         self._take_licence(fds.pop() if has_licence else -1)
         if time.monotonic() >= self._until:
             self._expire()
@@ -276,6 +280,8 @@ class Warden:
             if number in (signal.SIGTSTP, signal.SIGCONT) and self._is_suspended != (number == signal.SIGTSTP):
                 self._is_suspended = number == signal.SIGTSTP
                 self._signal_all(signal.SIGSTOP if self._is_suspended else signal.SIGCONT)
+                if self._keeping is not None:
+                    self._keeping.be_patient()
         self._reap()
 
     def _reap(self) -> None:
@@ -302,6 +308,8 @@ class Warden:
             return
         for error_fd in [fd for fd, one in self._starting.items() if one == pid]:
             self._note_start(error_fd)  # all that it had to say about that is there
+        if pid not in self._workers and self._keeping is not None and self._keeping.is_busy:
+            self._unknown_ends[pid] = status
         if pid in self._workers:
             ended = ("exited", self._workers.pop(pid), pid, os.waitstatus_to_exitcode(status), time.time())
             if self._is_starting():
@@ -348,7 +356,8 @@ class Warden:
     def _serve_keeping(self, keeping: Keeping, ready: set[int]) -> None:
         if keeping.fileno() in ready:
             keeping.listen()
-        keeping.look()
+        if not self._is_suspended:  # else it is stopped too
+            keeping.look()
 
     def _adopt(self, local_rank: int, pid: int, word: _socket.socket) -> None:
         """A worker that the keeper has forked goes on when it has our word."""
@@ -358,6 +367,8 @@ class Warden:
             pass
         word.setblocking(False)
         self._watch_start(local_rank, pid, word.detach())
+        if (status := self._unknown_ends.pop(pid, None)) is not None:
+            self._note_end(pid, status)
 
     def _note_failed(self, local_rank: int, errno: int, why: str) -> None:
         self._failed.append((local_rank, errno, why))
