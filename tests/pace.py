@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 
-__all__ = ["is_kept"]
+__all__ = ["is_kept", "is_under"]
 
 LOADED_S = 2.0  # where two cores run the tests of others besides
 START_AT_REST_S = 0.05  # of an interpreter, on two slow cores
@@ -16,6 +16,11 @@ SAMPLES = 4
 def is_kept(took_s: float, promised_s: float) -> bool:
     """Whether the promise was kept, for a machine as busy as this one is now."""
     return took_s <= promised_s + LOADED_S or took_s <= promised_s + LOADED_S * _slowness()
+
+
+def is_under(took_s: float, most_s: float) -> bool:
+    """Whether it took no longer than that at rest, or so much longer as everything takes now."""
+    return took_s < most_s or took_s < most_s * _slowness()
 
 
 def _slowness() -> float:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.pace import is_under
 
 from rallypoint.agent import local_agent
 from rallypoint.agent.local_agent import LocalElasticAgent
@@ -270,7 +271,7 @@ def test_a_workers_end_is_seen_far_sooner_than_the_monitor_interval(make_agent: 
     agent = make_agent(SH, "-c", f"sleep 0.2; exit {code}", monitor_interval=60, rdzv_handler=handler)
     started_at = time.monotonic()
     result = agent.run()
-    assert time.monotonic() - started_at < 10
+    assert is_under(time.monotonic() - started_at, 10)
     assert result.is_failed() == bool(code)
 
 
@@ -279,7 +280,7 @@ def test_a_restart_is_as_quick(make_agent: MakeAgent, tmp_path: Path) -> None:
     agent = make_agent(SH, "-c", script, monitor_interval=60, max_restarts=3)
     started_at = time.monotonic()
     assert not agent.run().is_failed()
-    assert time.monotonic() - started_at < 10
+    assert is_under(time.monotonic() - started_at, 10)
     assert agent._remaining_restarts == 0
 
 
@@ -372,7 +373,8 @@ def test_the_shutdown_time_is_kept_on_a_failure(make_agent: MakeAgent, tmp_path:
     agent = make_agent(SH, "-c", script, workers=2, agent={"shutdown_timeout": 0.5})
     started_at = time.monotonic()
     assert agent.run().is_failed()
-    assert 0.5 <= time.monotonic() - started_at < 8
+    assert time.monotonic() - started_at >= 0.5
+    assert is_under(time.monotonic() - started_at, 8)
 
 
 # --- signals ---------------------------------------------------------------------------------------------------------------
@@ -396,7 +398,7 @@ def test_a_second_signal_kills_at_once(make_agent: MakeAgent) -> None:
     started_at = time.monotonic()
     with pytest.raises(SignalException):
         agent.run()
-    assert time.monotonic() - started_at < 8
+    assert is_under(time.monotonic() - started_at, 8)
 
 
 # --- subclasses and callers ------------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.pace import is_under
 
 import rallypoint
 
@@ -283,8 +284,9 @@ def test_the_warden_is_killed_before_the_first_worker(
     worker = script("print('ran')")
     for _ in range(8):
         job = start_rallyrun(["--standalone", "--nproc-per-node", "2", worker])
-        warden = job.wait_for(lambda job=job: next(iter(processes.children(job.pid)), None))
-        os.kill(warden, signal.SIGKILL)
+        wait_until(lambda job=job: processes.children(job.pid) or job.process.poll() is not None)
+        for warden in processes.children(job.pid):  # none if the job was over before we looked
+            os.kill(warden, signal.SIGKILL)
         assert job.wait() in (0, 1)
         assert "Traceback" not in job.stderr
         wait_until(lambda: not marked(), GONE_WITHIN_S)
@@ -320,7 +322,7 @@ def test_a_worker_that_succeeds_leaves_a_daemon(
     daemons = numbers("daemon", ended.stdout)
     assert (ended.returncode, len(daemons)) == (0, 2), ended.stderr
     assert not any(map(alive, daemons))
-    assert took_s < 3.0
+    assert is_under(took_s, 3.0)
     assert not marked()
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from tests.e2e.nodes.conftest import MEMBER, Job, Node
 from tests.etcd_cluster import any_binary, binary_of
+from tests.pace import is_under
 from tests.ports import free_port_pairs
 
 from rallypoint.coordination.etcd import member as etcd_member
@@ -201,7 +202,7 @@ def test_agents_form_a_cluster_and_take_it_along(make_cluster: Any, private_tmpd
     cluster.finish()
     began = time.monotonic()
     assert [node.wait() for node in nodes] == [0, 0, 0]
-    assert time.monotonic() - began < 5
+    assert is_under(time.monotonic() - began, 5)
     assert [cluster.pid_of(name) for name in cluster.names] == [None] * 3
     assert list(private_tmpdir.glob("rallypoint_etcd_*")) == []
 
@@ -286,14 +287,14 @@ def test_ctrl_c_everywhere_is_quick(cluster: Cluster):
     for node in nodes:
         node.send_signal(signal.SIGINT)
     assert [node.wait() for node in nodes] == [130, 130, 130]
-    assert time.monotonic() - began < 5
+    assert is_under(time.monotonic() - began, 5)
 
 
 def test_an_agent_that_is_stopped_leaves_the_others_a_cluster(cluster: Cluster):
     nodes = cluster.start_all()
     stopped_at = time.monotonic()
     assert nodes.pop().end(signal.SIGTERM) == 143
-    assert time.monotonic() - stopped_at < 6
+    assert is_under(time.monotonic() - stopped_at, 6)
     for node in nodes:
         node.wait_for_world(2, since=stopped_at)
     cluster.finish()

@@ -69,11 +69,12 @@ def save(step: int, state: Any) -> None:
         sys.stderr.write("rallypoint: checkpoint.save() keeps nothing: the job was started without --checkpoint-memory\n")
 
 
-def load(*, copy: bool = True, timeout_s: float = AGREEMENT_TIMEOUT_S) -> Snapshot | None:
+def load(*, device: Any = None, copy: bool = True, timeout_s: float = AGREEMENT_TIMEOUT_S) -> Snapshot | None:
     """The newest snapshot of which every rank has its part; None if there is none, and the program begins as it always would.
 
-    All ranks call it, as often as each other: they wait for one another to agree on the step. Without `copy`, arrays and tensors
-    are views of the kept memory: they change with the second `save` from then on, and to change them is to change what is kept.
+    All ranks call it, as often as each other: they wait for one another to agree on the step. Tensors that were on a GPU are put
+    on `device`, such as "cuda", if it is given, and else are on the CPU. Without `copy`, what is not on a device is a view of the
+    kept memory: it changes with the second `save` from then on, and to change it is to change what is kept.
     """
     slots = _slots()
     if slots is None:
@@ -81,7 +82,7 @@ def load(*, copy: bool = True, timeout_s: float = AGREEMENT_TIMEOUT_S) -> Snapsh
     steps = slots.steps()
     world = int(environment.text(defaults.ENV_WORLD_SIZE, "1"))
     step = newest_common([steps] if world == 1 else _steps_of_all(steps, world, timeout_s))
-    return None if step is None else Snapshot(step, slots.load(step, copy))
+    return None if step is None else Snapshot(step, slots.load(step, copy, device))
 
 
 def _slots() -> Slots | None:

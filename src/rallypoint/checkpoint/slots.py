@@ -5,8 +5,11 @@ from __future__ import annotations
 import mmap
 import os
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
+from rallypoint.base import environment
+from rallypoint.checkpoint.devices import Carrier, DevicePart, Registered
 from rallypoint.checkpoint.layout import (
     BODY_AT,
     MARK_BYTES,
@@ -18,7 +21,7 @@ from rallypoint.checkpoint.layout import (
     write_mark,
 )
 from rallypoint.checkpoint.trees import Part, put_together, take_apart
-from rallypoint.errors import CheckpointMemoryError
+from rallypoint.errors import CheckpointMemoryError, UsageError
 
 __all__ = ["Slots", "write"]
 
@@ -30,6 +33,7 @@ class Slots:
 
     def __init__(self, fds: Sequence[int], most_bytes: int, rank: int, world: int) -> None:
         self._fds, self._most_bytes, self._rank, self._world = fds, most_bytes, rank, world
+        self._pinned: dict[int, _Pinned] = {}  # by slot, where tensors on devices are saved
 
     def marks(self) -> list[Mark | None]:
         return [read_mark(os.pread(fd, MARK_BYTES, 0)) for fd in self._fds]
@@ -50,8 +54,26 @@ class Slots:
         slot = slot_to_write(marks, self._rank, self._world)
         self._make_room(slot, BODY_AT + size)
         mark = Mark(max((one.count for one in marks if one), default=0) + 1, step, self._rank, self._world, len(head), size)
-        with mmap.mmap(self._fds[slot], BODY_AT + size) as memory, memoryview(memory) as view:
-            write(view, mark, head, parts, places)
+        if any(isinstance(part, DevicePart) for part in parts):
+            with memoryview(self._pin(slot)) as view:
+                write(view, mark, head, parts, places)
+        else:
+            with mmap.mmap(self._fds[slot], BODY_AT + size) as memory, memoryview(memory) as view:
+                write(view, mark, head, parts, places)
+
+    def _pin(self, slot: int) -> mmap.mmap:
+        """The whole slot, mapped for good and known to the driver."""
+        size = os.fstat(self._fds[slot]).st_size
+        pinned = self._pinned.get(slot)
+        if pinned is None or len(pinned.memory) != size:
+            self._unpin(slot)
+            pinned = self._pinned[slot] = _Pinned(mmap.mmap(self._fds[slot], size))
+        return pinned.memory
+
+    def _unpin(self, slot: int) -> None:
+        pinned = self._pinned.pop(slot, None)
+        if pinned is not None:
+            pinned.close()
 
     def _make_room(self, slot: int, size: int) -> None:
         """Refused while nothing is lost. What is reserved here cannot be missing in the middle of a copy."""
@@ -64,6 +86,7 @@ class Slots:
             )
         if size <= here <= 2 * room:
             return
+        self._unpin(slot)
         os.pwrite(self._fds[slot], NO_MARK, 0)
         os.ftruncate(self._fds[slot], room)
         try:
@@ -74,24 +97,54 @@ class Slots:
 
     # --- reading -----------------------------------------------------------------------------------------------------------
 
-    def load(self, step: int, copy: bool) -> Any:
+    def load(self, step: int, copy: bool, device: Any = None) -> Any:
         """The state after this step, of which there is a snapshot."""
         slot, mark = next(
             (slot, mark) for slot, mark in enumerate(self.marks()) if mark is not None and self._is_kept(mark, step)
         )
-        memory = memoryview(mmap.mmap(self._fds[slot], BODY_AT + mark.body_bytes))[BODY_AT:]
-        body = memoryview(bytearray(memory)) if copy else memory
-        return put_together(body[: mark.head_bytes], body, place_parts)
+        body = memoryview(mmap.mmap(self._fds[slot], BODY_AT + mark.body_bytes))[BODY_AT:]
+        carrier = None if device is None else Carrier(_torch(), device, partial(_read, self._fds[slot]))
+        try:
+            return put_together(body[: mark.head_bytes], body, place_parts, copy, carrier)
+        finally:
+            if carrier is not None:
+                carrier.close()
 
     def _is_kept(self, mark: Mark, step: int) -> bool:
         return self._is_ours(mark) and mark.step == step
 
 
-def write(memory: memoryview, mark: Mark, head: bytes, parts: Sequence[Part], places: Sequence[int]) -> None:
+def _torch() -> Any:
+    torch = environment.imported_torch()
+    if torch is None:
+        raise UsageError("to put tensors on a device, import torch before checkpoint.load()")
+    return torch
+
+
+def _read(fd: int, target: memoryview, begin: int) -> None:
+    """Read, and not mapped: for a slot that is new to this process, the kernel would map each of its pages by itself."""
+    while target:
+        count = os.preadv(fd, [target], BODY_AT + begin)
+        target, begin = target[count:], begin + count
+
+
+class _Pinned:
+    def __init__(self, memory: mmap.mmap) -> None:
+        self.memory = memory
+        self._registered = Registered(_torch(), memory)
+
+    def close(self) -> None:
+        self._registered.close()
+        self.memory.close()
+
+
+def write(memory: memoryview, mark: Mark, head: bytes, parts: Sequence[Part | DevicePart], places: Sequence[int]) -> None:
     """In this order: whoever is killed within it leaves a slot without a mark, or a whole snapshot."""
     memory[:MARK_BYTES] = NO_MARK
     body = memory[BODY_AT:]
     body[: len(head)] = head
     for part, begin in zip(parts, places, strict=True):
         part.copy_to(body[begin : begin + part.size])
+    for part in parts:
+        part.wait()
     memory[:MARK_BYTES] = write_mark(mark)
