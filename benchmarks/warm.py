@@ -22,6 +22,7 @@ __all__ = ["measure"]
 
 ROUNDS = 5
 STARTED, RESTARTED = 8, 4
+GIBIBYTES, SAVES, PINNED_AFTER = 10, 5, 2  # the first save into each of two slots makes them known to the driver
 START_TARGETS = (at_most(2500, "ms"),)
 RESTART_TARGETS = (at_most(150, "ms"),)
 GPU_TARGETS = (at_most(700, "ms"),)
@@ -34,7 +35,7 @@ def measure() -> list[Figure]:
         print("torch is not installed here, so there is nothing to preload;", end=" ")
         return []
     if Path("/dev/nvidiactl").exists():
-        return [_figure("warm: SIGKILL of a worker to its next step on the GPU", 1, GPU_TARGETS, _restart)]
+        return [_figure("warm: SIGKILL of a worker to its next step on the GPU", 1, GPU_TARGETS, _restart), *_state()]
     return [
         _figure(f"warm: exec to torch ready in {STARTED} workers", STARTED, START_TARGETS, _start),
         _figure(f"warm: SIGKILL of 1 of {RESTARTED} to torch ready in all", RESTARTED, RESTART_TARGETS, _restart),
@@ -48,6 +49,26 @@ def _figure(name: str, workers: int, targets: tuple[Target, ...], sample: Sample
         for contestant in in_turn(contestants, turn):
             samples[contestant.name].append(sample(contestant, workers))
     return Figure(name, "ms", samples, targets)
+
+
+def _state() -> list[Figure]:
+    """Only we can keep it; so there is nothing to compare with."""
+    ours = launchers_and_predecessor()[0]
+    saves: list[float] = []
+    returns: list[float] = []
+    for _ in range(ROUNDS):
+        options = ["--max-restarts", "1", "--preload", "torch", "--checkpoint-memory", "40G"]
+        with Job(ours.command(1, options, [str(PROGRAMS / "gpu_state.py"), str(GIBIBYTES)])) as job:
+            told = [line.split() for line in job.lines(SAVES)]
+            saves += [float(took_s) * 1000 for _, _, took_s, _ in told[PINNED_AFTER:]]
+            killed_at = time.monotonic()
+            os.kill(int(told[-1][-1]), signal.SIGKILL)
+            (_, at, _, _), _same = (line.split() for line in job.lines(2))
+            returns.append((float(at) - killed_at) * 1000)
+    return [
+        Figure(f"state: save of {GIBIBYTES} GiB from the GPU", "ms", {RALLYRUN: saves}, (at_most(250, "ms"),)),
+        Figure(f"state: SIGKILL to {GIBIBYTES} GiB back on the GPU", "ms", {RALLYRUN: returns}, (at_most(1300, "ms"),)),
+    ]
 
 
 def _job(contestant: Contestant, workers: int, options: Sequence[str]) -> Job:

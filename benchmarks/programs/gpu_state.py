@@ -37,11 +37,10 @@ if found is None:
     sums = [one.sum().item() for one in state.values()]
     for step in range(5):
         timed("save", partial(checkpoint.save, step, {"tensors": state, "sum": sums}))
-    tell("saved", 0.0)
 else:
     total = sum(one.sum() for one in found.state["tensors"].values()).item()
     tell("back", time.monotonic() - began_at)
     assert [one.sum().item() for one in found.state["tensors"].values()] == found.state["sum"]
     assert all(one.is_cuda for one in found.state["tensors"].values())
-    tell(f"same {found.step}", 0.0)
+    tell("same", 0.0)
 time.sleep(600)

@@ -16,7 +16,7 @@ from typing import Any
 
 __all__ = ["Carrier", "DevicePart", "Read", "Registered"]
 
-BUFFERS, BUFFER_BYTES = 4, 32 << 20
+BUFFERS, BUFFER_BYTES = 8, 16 << 20
 
 Read = Callable[[memoryview, int], None]  # fill this with what is kept from there on
 
