@@ -57,7 +57,7 @@ PURE_MODULES = {
     ],
     "processes": ["warm_rules"],
     "store": ["values"],
-    "story": ["event_records", "phases", "story"],
+    "story": ["event_records", "phases", "regroups", "story"],
     "timers": ["timer_table"],
 }  # fmt: skip
 PURE_NAMES = {f"rallypoint.{folder}.{name}" for folder, names in PURE_MODULES.items() for name in names}

@@ -50,7 +50,7 @@ def test_exit_codes_are_documented() -> None:
 
 def test_flags_that_the_pages_name_exist() -> None:
     ours = {option.name for option in OPTIONS}
-    not_ours = {"--strict", "--help", "--lr", "--n", "--nproc", "--pdeathsig", "--json", "--all", "--unix-socket"}
+    not_ours = {"--strict", "--help", "--lr", "--n", "--nproc", "--pdeathsig", "--timings", "--json", "--all", "--unix-socket"}
     not_ours |= {"--enable-grpc-gateway", "--auto-compaction-retention"}  # etcd's
     for page in (ROOT / "README.md", *DOCS.glob("*.md")):
         named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", page.read_text()))

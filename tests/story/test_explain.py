@@ -228,6 +228,27 @@ def test_events_of_other_kinds_are_shown_on_demand(explain: Explain, tmp_path: P
     assert "+10.300s alpha torchelastic.worker.status.SUCCEEDED {'global_rank': 0}" in explain.lines(folder, "--all")
 
 
+def test_timings_of_each_regroup_are_shown_on_demand(explain: Explain, tmp_path: Path) -> None:
+    log = AgentLog()
+    log.run(1.0, 1)
+    log.phase(5.0, phases.STOPPING, "a node joined")
+    log.phase(5.5, phases.WAITING, "the workers of the last attempt are gone")
+    log.phase(5.75, phases.STARTING, "this is node 0 of 1")
+    log.phase(6.0, phases.RUNNING, "all workers were started")
+    log.end(9.0)
+    folder = log.write(tmp_path)
+    lines = explain.lines(folder, "--timings")
+    assert "milliseconds at noticing stopping waiting starting total" in lines
+    assert "alpha +5.000s 0.0 500.0 250.0 250.0 1000.0" in lines
+    assert not any("noticing" in line for line in explain.lines(folder))
+    (regroup,) = explain.document(folder)["nodes"][0]["regroups"]
+    assert (regroup["why"], regroup["seconds"]["stopping"]) == ("a node joined", pytest.approx(0.5))
+
+
+def test_without_a_regroup_timings_say_so(explain: Explain, tmp_path: Path) -> None:
+    assert "no regroup: the workers were started once" in explain.lines(clean_run().write(tmp_path), "--timings")
+
+
 def test_a_newer_schema_is_refused(explain: Explain, tmp_path: Path) -> None:
     folder = clean_run().write(tmp_path)
     file = folder / "events.jsonl"

@@ -23,6 +23,7 @@ from rallypoint.processes.kernel import stat_fields
 from rallypoint.story import phases
 from rallypoint.story.event_logs import select
 from rallypoint.story.event_records import ENDED, STARTED, count, words
+from rallypoint.story.regroups import HOPS, regroups
 from rallypoint.story.story import Account, Entry, EventLog, NodeRun, Present, Story, duration, launches, sentence, tell
 
 TYPE_CHECKING = False
@@ -33,17 +34,18 @@ __all__ = ["SCHEMA", "USAGE", "document", "explain_main", "render"]
 
 SCHEMA = 1  # of the JSON document
 USAGE = """\
-usage: rallypoint explain PATH [PATH ...] [--json] [--all]
+usage: rallypoint explain PATH [PATH ...] [--timings] [--json] [--all]
 
 Show what happened in a run, from the events in its log folders: a timeline, and a table of where the time went. Each PATH is a
 run folder, an events.jsonl file, or a log folder of several runs (the newest is shown). Give the folders of all nodes to merge
 them into one timeline.
 
+  --timings   also show how long each restart or change of membership took, hop by hop
   --json      print one JSON document instead of text
   --all       also show other events, such as those with torch's names
   --help      show this help and exit"""
 
-_FLAGS = ("--json", "--all", "--help", "-h")
+_FLAGS = ("--timings", "--json", "--all", "--help", "-h")
 _WIDTH = 100
 _NODE_MAX = 24
 _NAMED_MAX = 10  # the table names them all
@@ -70,7 +72,7 @@ def explain_main(argv: Sequence[str]) -> int:
         story = story.replace(notes=(*story.notes, chosen.left_out))
     if "--json" in flags:
         return print_text(json.dumps({**document(story), "earlier": [document(one) for one in earlier]}, indent=2))
-    return print_text("\n\n\n".join(map(render, [*earlier, story])))
+    return print_text("\n\n\n".join(render(one, with_timings="--timings" in flags) for one in [*earlier, story]))
 
 
 def _read_arguments(argv: Sequence[str]) -> tuple[set[str], list[str]]:
@@ -108,9 +110,11 @@ def _runs_since(pid: int, began_ms: float) -> bool:
 # --- text --------------------------------------------------------------------------------------------------------------------
 
 
-def render(story: Story) -> str:
+def render(story: Story, with_timings: bool = False) -> str:
     """The story as text, of lines that fit a terminal."""
     parts = [_header(story), _timeline(story), _table(story)]
+    if with_timings:
+        parts.append(_timings(story))
     if story.notes:
         parts.append("notes\n" + "\n".join(_wrap(note, "  - ", "    ") for note in story.notes))
     return "\n\n".join(parts)
@@ -193,6 +197,21 @@ def _remarks(story: Story) -> Iterator[str]:
         yield "each row adds up to its wall time; goodput is running / wall"
 
 
+def _timings(story: Story) -> str:
+    """A row for each regroup of each node; the reason stands below those that share it."""
+    found = [(run, one) for run in story.runs for one in regroups(run.events)]
+    rows = [(_since_s(story, run.begin_ms + one.begun_t * 1000), run.node, one) for run, one in found]
+    rows.sort(key=lambda row: row[:2])
+    if not rows:
+        return "no regroup: the workers were started once"
+    lines = [f"{'milliseconds':<{_NODE_MAX + 2}}{'at':>12}" + "".join(f"{hop:>10}" for hop in (*HOPS, "total"))]
+    for at_s, node, one in rows:
+        cells = "".join(f"{lasted_s * 1000:>10.1f}" for lasted_s in (*(one.seconds[hop] for hop in HOPS), one.total_s))
+        lines.append(f"{clip(node, 1000, _NODE_MAX):<{_NODE_MAX + 2}}{f'+{at_s:.3f}s':>12}{cells}")
+        lines.append(_wrap(one.why, "  ", "  "))
+    return "\n".join(lines)
+
+
 # --- JSON --------------------------------------------------------------------------------------------------------------------
 
 
@@ -215,7 +234,8 @@ def document(story: Story) -> dict[str, Any]:
 
 def _node_document(run: NodeRun) -> dict[str, Any]:
     who = {"node": run.node, "hostname": run.hostname, "pid": run.pid, "path": run.path}
-    return {**who, "has_ended": not _is_open(run), **_account_document(run.account)}
+    timings = [{"t": one.begun_t, "why": one.why, "seconds": one.seconds} for one in regroups(run.events)]
+    return {**who, "has_ended": not _is_open(run), **_account_document(run.account), "regroups": timings}
 
 
 def _account_document(account: Account) -> dict[str, Any]:
