@@ -344,6 +344,7 @@ def test_what_the_config_says_reaches_the_agent_and_its_workers(make_config: Mak
         hang_timeout="30,starting=60",
         preload="torch,numpy",
         checkpoint_memory=4096,
+        checkpoint_dir="kept",
     )
     with mock.patch(AGENT) as agent_class, mock.patch(RECORD) as record:
         agent_class.return_value.run.return_value = RunResult(WorkerState.SUCCEEDED)
@@ -367,6 +368,7 @@ def test_what_the_config_says_reaches_the_agent_and_its_workers(make_config: Mak
         "hang_timeout": "30,starting=60",
         "preload": ("torch", "numpy"),
         "checkpoint_memory": 4096,
+        "checkpoint_dir": "kept",
         "health_listeners": [],
         "health_addr": "127.0.0.1",
         "restart_policy": RestartPolicy(5, no_retry_exit_codes=(2, 64), backoff_s=0.5, window_s=60.0),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -71,6 +72,56 @@ def test_ranks_on_two_nodes_agree(start_rallyrun: StartRallyrun, script: Script)
     nodes = [start_rallyrun([*meeting, *flags, program]) for _ in range(2)]
     assert [node.wait() for node in nodes] == [0, 0]
     check("".join(node.stdout for node in nodes))
+
+
+ENDS_TOO_SOON = """
+    import os, signal, sys
+    from rallypoint import TCPStore
+    from rallypoint.worker import checkpoint
+
+    rank, found = os.environ["RANK"], checkpoint.load()
+    print("rank", rank, "finds", found and (found.step, found.state), flush=True)
+    if found is None:
+        checkpoint.save(41, "rank " + rank)
+        store = TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+        store.set("saved by " + rank, "")
+        store.wait(["saved by 0", "saved by 1"])
+        print("all have saved", flush=True)
+        if rank == "1" and sys.argv[1] == "fails":
+            sys.exit(1)
+        signal.pause()
+"""
+
+
+@pytest.mark.parametrize("how", ["fails", "is stopped"])
+def test_a_job_that_ends_too_soon_leaves_its_snapshots_to_the_next(
+    how: str, start_rallyrun: StartRallyrun, rallyrun: RunRallyrun, script: Script, tmp_path: Path
+) -> None:
+    folder, program = tmp_path / "kept", script(ENDS_TOO_SOON)
+    flags = ["--standalone", "--nproc-per-node", "2", "--checkpoint-memory", "16M", "--checkpoint-dir", folder]
+    first = start_rallyrun([*flags, program, how])
+    if how == "is stopped":
+        first.wait_for(lambda: first.stdout.count("all have saved") == 2)
+        first.send_signal(signal.SIGTERM)
+    assert first.wait() == (1 if how == "fails" else 128 + signal.SIGTERM)
+    assert f"2 snapshots of this node's workers written to {folder}" in first.stderr
+    assert sorted(path.name for path in folder.iterdir()) == ["rank-0-of-2.0", "rank-1-of-2.0"]
+    second = rallyrun([*flags, program, how])
+    assert second.returncode == 0, second.stderr
+    assert sorted(second.stdout.splitlines()) == [f"rank {rank} finds (41, 'rank {rank}')" for rank in range(2)]
+    assert list(folder.iterdir()) == [], "the work is done"
+
+
+def test_a_folder_that_cannot_be_used_costs_only_what_would_be_in_it(
+    rallyrun: RunRallyrun, script: Script, tmp_path: Path
+) -> None:
+    (tmp_path / "a file").write_text("")
+    flags = ["--standalone", "--checkpoint-memory", "16M", "--checkpoint-dir", tmp_path / "a file" / "kept"]
+    program = script("from rallypoint.worker import checkpoint; checkpoint.save(1, 2); raise SystemExit(3)")
+    ended = rallyrun([*flags, program])
+    assert ended.returncode == 1
+    assert f"--checkpoint-dir {tmp_path}/a file/kept: what was saved last is lost: Not a directory" in ended.stderr
+    assert "exited with code 3" in ended.stderr
 
 
 def test_what_does_not_fit_is_told_to_the_program(rallyrun: RunRallyrun, script: Script) -> None:

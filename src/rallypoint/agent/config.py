@@ -57,6 +57,7 @@ class LaunchConfig(Record):
     hang_timeout: seconds without a sign of life after which a worker hangs; other limits may follow, see `--hang-timeout`.
     preload: modules that workers find imported, as their names or as a text with commas, see `--preload`.
     checkpoint_memory: bytes on this node for what its workers save with `rallypoint.worker.checkpoint`.
+    checkpoint_dir: a folder for that memory when a job ends before its work is done; the next one finds it there.
     health_port, health_addr: where to answer health checks; None asks the environment.
 
     Those on restarts may stand in rdzv_configs instead; either way they end up in both.
@@ -95,6 +96,7 @@ class LaunchConfig(Record):
     hang_timeout: str | float | None = field(default=None, kw_only=True)
     preload: str | tuple[str, ...] = field(default=(), kw_only=True)
     checkpoint_memory: int | None = field(default=None, kw_only=True)
+    checkpoint_dir: str | None = field(default=None, kw_only=True)
     health_port: int | None = field(default=None, kw_only=True)
     health_addr: str = field(default=defaults.HEALTH_ADDR, kw_only=True)
 
@@ -141,6 +143,8 @@ class LaunchConfig(Record):
             _check_whole("log_max_bytes", self.log_max_bytes, at_least=1)
         if self.checkpoint_memory is not None:
             _check_whole("checkpoint_memory", self.checkpoint_memory, at_least=1)
+        elif self.checkpoint_dir is not None:
+            raise bad_field("checkpoint_dir", " is for what checkpoint_memory holds, which is not set")
 
     def _check_times(self) -> None:
         _check_seconds("monitor_interval", self.monitor_interval)

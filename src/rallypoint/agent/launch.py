@@ -195,6 +195,7 @@ def _make_agent(
         hang_timeout=config.hang_timeout,
         preload=tuple(config.preload),
         checkpoint_memory=config.checkpoint_memory,
+        checkpoint_dir=config.checkpoint_dir,
         health_listeners=health_listeners,
         health_addr=config.health_addr,
         restart_policy=RestartPolicy(

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     import socket
     from typing import Any
 
-    from rallypoint.checkpoint.vault import Vault
+    from rallypoint.checkpoint.vault import Snapshots
     from rallypoint.timers.file_server import FileTimerServer
     from rallypoint.timers.file_timer import FileTimerRequest
 
@@ -83,6 +83,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         hang_timeout: str | float | None = None,
         preload: tuple[str, ...] = (),
         checkpoint_memory: int | None = None,
+        checkpoint_dir: str | None = None,
         health_listeners: Sequence[socket.socket] = (),
         health_addr: str = defaults.HEALTH_ADDR,
     ) -> None:
@@ -97,7 +98,8 @@ class LocalElasticAgent(SimpleElasticAgent):
         self._hang_timeout = hang_timeout
         self._preload = preload
         self._checkpoint_memory = checkpoint_memory
-        self._vault: Vault | None = None
+        self._checkpoint_dir = checkpoint_dir
+        self._snapshots: Snapshots | None = None
         self._health_listeners = list(health_listeners)
         self._health_addr = health_addr
         self._kill_wait_s = _kill_wait(uninterruptible_state_timeout)
@@ -124,19 +126,21 @@ class LocalElasticAgent(SimpleElasticAgent):
             finally:
                 wardens.dismiss()  # it ends while we tidy up
             record.ended(not result.is_failed(), record.board.status.why)
+            self._end_snapshots(not result.is_failed())
             return result
         except BaseException as error:  # whatever it was, it ends the run; it is raised again
             state = self._state
             record.ended(False, state.why if isinstance(state, agent_machine.Done) else f"{type(error).__name__}: {error}")
             record.keep_story(folders_of(self._logs_specs))
+            self._end_snapshots(succeeded=False)
             raise
         finally:
             self._stop_local_watchdog()
             if self._health_check_server is not None:
                 self._health_check_server.stop()
             self._monitor.close()
-            if self._vault is not None:
-                self._vault.close()
+            if self._snapshots is not None:
+                self._snapshots.close()
             record.close(folders_of(self._logs_specs))
 
     def _reserve_files(self) -> None:
@@ -249,14 +253,20 @@ class LocalElasticAgent(SimpleElasticAgent):
         """Memory for what workers save, if it is asked for; they are told where it is."""
         if not self._checkpoint_memory:
             return {}
-        if self._vault is None:
-            from rallypoint.checkpoint.vault import Vault
+        if self._snapshots is None:
+            from rallypoint.checkpoint.vault import Snapshots
 
-            self._vault = Vault(self._checkpoint_memory, worker_group.spec.local_world_size)
-        files = self._vault.assign({worker.local_rank: worker.global_rank for worker in worker_group.workers})
+            workers = worker_group.spec.local_world_size
+            self._snapshots = Snapshots(self._checkpoint_memory, workers, self._checkpoint_dir)
+        ranks = {worker.local_rank: worker.global_rank for worker in worker_group.workers}
+        files = self._snapshots.prepare(ranks, worker_group.workers[0].world_size)
         for local_rank, fds in files.items():
-            envs[local_rank].update(self._vault.variables(fds))
+            envs[local_rank].update(self._snapshots.variables(fds))
         return files
+
+    def _end_snapshots(self, succeeded: bool) -> None:
+        if self._snapshots is not None:
+            self._snapshots.end(succeeded)
 
     @prof
     def _stop_workers(self, worker_group: WorkerGroup, is_restart: bool = False) -> None:

@@ -132,6 +132,9 @@ OPTIONS: tuple[Option, ...] = (
     Option("--checkpoint-memory", "size", None, WORKERS,
            "Memory on this node for what its workers save with rallypoint.worker.checkpoint, such as 40G: it outlives them, and"
            " restarted workers find it. Default: none.", "BYTES[K|M|G]"),
+    Option("--checkpoint-dir", "str", None, WORKERS,
+           "Folder to which that memory is written when the job ends by a failure or a signal; the next job with the same folder"
+           " finds it.", "FOLDER"),
     Option("--virtual-local-rank", "flag", False, WORKERS, "Give each worker LOCAL_RANK=0 and one visible device."),
     Option("--numa-binding", "choice", None, WORKERS,
            "Bind each worker to CPUs near its device: its NUMA node, its socket, an exclusive share of the node's cores, or one"
