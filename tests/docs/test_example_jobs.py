@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -37,3 +38,16 @@ def test_torch_job_runs_unchanged(rallyrun: Any) -> None:
     answer = rallyrun(["--standalone", "--nproc-per-node", "4", EXAMPLES / "allreduce_torch.py"], timeout=100)
     assert answer.returncode == 0, answer.stderr
     assert answer.stdout.count("the sum of 1..4 is 10") == 4
+
+
+@pytest.mark.torch
+def test_ddp_goes_on_where_it_was_and_ends_with_the_same_bits(rallyrun: Any) -> None:
+    flags = ["--standalone", "--nproc-per-node", "2", "--max-restarts", "1", "--preload", "torch", "--checkpoint-memory", "64M"]
+    env = {"GLOO_SOCKET_IFNAME": "lo"}
+    killed, undisturbed = (rallyrun([*flags, EXAMPLES / "ddp_resume.py", *step], env, 100) for step in (["12"], []))
+    assert [one.returncode for one in (killed, undisturbed)] == [0, 0], killed.stderr
+    assert {"rank 0 begins at step 0", "rank 1 begins at step 0"} <= set(killed.stdout.splitlines())
+    again = re.findall(r"rank (\d) begins at step (\d+)$", killed.stdout, re.MULTILINE)[2:]
+    assert sorted(again) in ([("0", "12"), ("1", "12")], [("0", "13"), ("1", "13")]), "at most one step is repeated"
+    (loss,) = (line for line in killed.stdout.splitlines() if line.startswith("the loss is"))
+    assert loss in undisturbed.stdout.splitlines()
