@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
 
 from rallypoint.base import defaults
 from rallypoint.checkpoint.slots import Slots
@@ -41,4 +45,28 @@ def test_workers_share_what_there_is_and_nothing_stays_open() -> None:
     (fds,) = vault.assign({0: 0}).values()
     assert vault.variables(fds) == {defaults.ENV_CHECKPOINT: f"{fds[0]}:{fds[1]}:33"}
     vault.close()
+    assert set(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.parametrize(
+    "change", [lambda whole: whole[:-1], lambda whole: whole + b"x", lambda whole: b"", lambda whole: bytes(9999)]
+)
+def test_half_a_snapshot_of_an_earlier_job_is_not_taken_up(change: Callable[[bytes], bytes], tmp_path: Path) -> None:
+    ranks = {0: 0, 1: 1}
+    with contextlib.closing(Vault(8 << 20, workers=2)) as vault:
+        for local_rank, fds in vault.assign(ranks).items():
+            slots_of(vault, fds, local_rank, 2).save(5, "old")
+        assert vault.write_out(str(tmp_path)) == 2
+    before = set(os.listdir("/proc/self/fd"))
+    with contextlib.closing(Vault(8 << 20, workers=2)) as vault:
+        files = vault.assign(ranks)
+        copies = vault.read_back(str(tmp_path), files, ranks, 2)
+        assert [slots_of(vault, (copy, copy), rank, 2).load(5, copy=True) for rank, (_, copy) in enumerate(copies)] == ["old"] * 2
+        for _, copy in copies:
+            os.close(copy)
+        path = tmp_path / "rank-1-of-2.0"
+        path.write_bytes(change(path.read_bytes()))
+        with pytest.raises(OSError, match=r"rank-1-of-2\.0 is not a whole snapshot; delete it"):
+            vault.read_back(str(tmp_path), files, ranks, 2)
+        assert vault.is_empty()
     assert set(os.listdir("/proc/self/fd")) == before

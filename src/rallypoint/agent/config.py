@@ -144,7 +144,7 @@ class LaunchConfig(Record):
         if self.checkpoint_memory is not None:
             _check_whole("checkpoint_memory", self.checkpoint_memory, at_least=1)
         elif self.checkpoint_dir is not None:
-            raise bad_field("checkpoint_dir", " is for what checkpoint_memory holds, which is not set")
+            raise bad_field("checkpoint_dir", " needs checkpoint_memory, which is not set")
 
     def _check_times(self) -> None:
         _check_seconds("monitor_interval", self.monitor_interval)

@@ -12,6 +12,7 @@ import errno
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import TypeVar
 
 from rallypoint.base import defaults, report
@@ -43,7 +44,10 @@ class Snapshots:
         files, is_first = self._vault.assign(ranks), not self._world
         self._ranks, self._world = ranks, world
         if self._folder is not None and is_first:
-            self._try(lambda folder: self._vault.take_up(folder, files, ranks, world), "what an earlier job left is not used")
+            read = partial(self._vault.read_back, files=files, ranks=ranks, world=world)
+            for fd, copy in self._try(read, "what an earlier job left is not used", _close_copies) or ():
+                os.dup2(copy, fd, inheritable=False)
+                os.close(copy)
         return files
 
     def variables(self, fds: tuple[int, ...]) -> dict[str, str]:
@@ -60,11 +64,11 @@ class Snapshots:
             if count:
                 report.info(f"{many(count, 'snapshot')} of this node's workers written to {self._folder}")
 
-    def _try(self, work: Callable[[str], T], otherwise: str) -> T | None:
+    def _try(self, work: Callable[[str], T], otherwise: str, discard: Callable[[T], None] | None = None) -> T | None:
         """Whatever is wrong with the folder, the job goes on, or ends as it would; and whoever cannot wait sends a signal."""
         folder = self._folder or ""
         try:
-            return self._clerk.do(lambda: work(folder), FOLDER_TIMEOUT_S, inbox.raise_pending)
+            return self._clerk.do(lambda: work(folder), FOLDER_TIMEOUT_S, inbox.raise_pending, discard)
         except OSError as error:
             report.warn(f"--checkpoint-dir {folder}: {otherwise}: {error.strerror or error}")
             return None
@@ -78,7 +82,7 @@ class Vault:
 
     def __init__(self, most_bytes: int, workers: int) -> None:
         self._each_bytes = most_bytes // workers
-        self._pairs = [[os.memfd_create("rally-checkpoint", os.MFD_CLOEXEC) for _ in range(SLOTS)] for _ in range(workers)]
+        self._pairs = [[_new_file() for _ in range(SLOTS)] for _ in range(workers)]
 
     def is_empty(self) -> bool:
         return not any(_marks(pair) for pair in self._pairs)
@@ -110,17 +114,28 @@ class Vault:
                 count += 1
         return count
 
-    def take_up(self, folder: str, files: Mapping[int, tuple[int, ...]], ranks: Mapping[int, int], world: int) -> None:
-        """What an earlier job has left for these ranks. OSError: it cannot be read, or is more than they may have."""
-        for local_rank, fds in files.items():
-            paths = [os.path.join(folder, _name(ranks[local_rank], world, slot)) for slot in range(SLOTS)]
-            found = [(fd, path) for fd, path in zip(fds, paths, strict=True) if os.path.exists(path)]
-            size = sum(os.path.getsize(path) for _, path in found)
-            if size > self._each_bytes:
-                raise OSError(errno.EFBIG, f"snapshots of {size:,} bytes are more than the {self._each_bytes:,} of each worker")
-            for fd, path in found:
-                with open(path, "rb") as file:
-                    _copy(file.fileno(), fd, os.path.getsize(path))
+    def read_back(
+        self, folder: str, files: Mapping[int, tuple[int, ...]], ranks: Mapping[int, int], world: int
+    ) -> list[tuple[int, int]]:
+        """What an earlier job has left for these ranks: files of theirs, and a copy for each, to be put in its place.
+
+        OSError: something cannot be read, is not whole, or is more than they may have.
+        """
+        copies: list[tuple[int, int]] = []
+        try:
+            for local_rank, fds in files.items():
+                paths = [os.path.join(folder, _name(ranks[local_rank], world, slot)) for slot in range(SLOTS)]
+                found = [(fd, path) for fd, path in zip(fds, paths, strict=True) if os.path.exists(path)]
+                size = sum(os.path.getsize(path) for _, path in found)
+                if size > self._each_bytes:
+                    raise OSError(errno.EFBIG, f"snapshots of {size:,} bytes are more than the {self._each_bytes:,} of a worker")
+                for fd, path in found:
+                    copies.append((fd, _new_file()))
+                    _read_whole(path, copies[-1][1])
+        except OSError:
+            _close_copies(copies)
+            raise
+        return copies
 
     def clear_out(self, folder: str, ranks: Iterable[int], world: int) -> None:
         """The work is done: nobody is to take up what was left of it."""
@@ -134,6 +149,24 @@ class Vault:
             for fd in pair:
                 os.close(fd)
         self._pairs.clear()
+
+
+def _new_file() -> int:
+    return os.memfd_create("rally-checkpoint", os.MFD_CLOEXEC)
+
+
+def _close_copies(copies: list[tuple[int, int]]) -> None:
+    for _, copy in copies:
+        os.close(copy)
+
+
+def _read_whole(path: str, target: int) -> None:
+    with open(path, "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        mark = read_mark(file.read(MARK_BYTES))
+        if mark is None or BODY_AT + mark.body_bytes != size:
+            raise OSError(errno.EIO, f"{path} is not a whole snapshot; delete it to do without")
+        _copy(file.fileno(), target, size)
 
 
 def _marks(pair: Sequence[int]) -> list[tuple[int, Mark]]:

@@ -126,13 +126,12 @@ class Keeping:
         self._ask_next()
         return True
 
-    def drop_waiting(self) -> None:
-        """Nobody is to be started any more."""
+    def end(self) -> None:
+        """Nobody is to be started any more, not even those that it has forked by now; the next group has another keeper."""
+        self._let_go()
         for batch in self._waiting:
             batch.close()
         self._waiting.clear()
-        self._is_asked = False
-        self.give_up_at = NEVER
 
     # --- the keeper --------------------------------------------------------------------------------------------------------
 
@@ -272,7 +271,7 @@ class Keeping:
             what = f"answer within {ANSWER_TIMEOUT_S:g} s" if self._is_ready else f"finish within {IMPORT_TIMEOUT_S:g} s"
             self._refuse(f"the process that imports them did not {what}")
 
-    def note_end(self, exitcode: int, may_be_rebuilt: bool) -> None:
+    def note_end(self, exitcode: int) -> None:
         """It has ended. What it said before that counts."""
         pid = self.pid
         self.listen()
@@ -280,8 +279,6 @@ class Keeping:
             return
         self._losses += 1
         self._let_go()
-        if not may_be_rebuilt:
-            return
         how = f"exit code {exitcode}" if exitcode >= 0 else f"signal {-exitcode}"
         if self._losses >= MOST_LOSSES:
             self._refuse(f"the process that imports them ended {self._losses} times, the last time with {how}")

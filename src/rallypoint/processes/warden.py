@@ -304,7 +304,7 @@ class Warden:
 
     def _note_end(self, pid: int, status: int) -> None:
         if self._keeping is not None and pid == self._keeping.pid:
-            self._keeping.note_end(os.waitstatus_to_exitcode(status), may_be_rebuilt=not self._is_expired)
+            self._keeping.note_end(os.waitstatus_to_exitcode(status))
             return
         for error_fd in [fd for fd, one in self._starting.items() if one == pid]:
             self._note_start(error_fd)  # all that it had to say about that is there
@@ -389,7 +389,7 @@ class Warden:
         self._is_expired, self._until = True, FOREVER
         self._signal_all(signal.SIGKILL)
         if self._keeping is not None:
-            self._keeping.drop_waiting()
+            self._keeping.end()
         self._report("expired", time.monotonic())
 
     def _testify(self) -> None:

@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 __all__ = ["EndReason", "WardedContext"]
 
 START_TIMEOUT_S = 60.0  # forking a few hundred processes takes less than one
-IMPORT_TIMEOUT_S = 300.0  # for what they are to find imported, before they are fresh interpreters instead
 SIGNALLED_START_S = 0.5  # what is left for it once a signal has come; only an import in a fork server takes longer
 ANSWER_TIMEOUT_S = 5.0  # a warden answers in a millisecond; one that does not is stopped or stuck
 QUICK_ANSWER_S = 0.2  # the same, where the workers must be gone by now
@@ -191,6 +190,12 @@ class WardedContext(PContext):
         env[defaults.ENV_PYTHONPATH] = in_front(env.get(defaults.ENV_PYTHONPATH))
         self._warden.keep(launches[0].replace(env=env), self.preload)
 
+    def _import_time_s(self) -> float:
+        """How long modules may take to be imported, before workers are fresh interpreters instead."""
+        from rallypoint.processes.keeping import IMPORT_TIMEOUT_S
+
+        return IMPORT_TIMEOUT_S
+
     def _tell_fresh(self, why: str) -> None:
         report.warn(f"workers import {', '.join(self.preload)} themselves: {why}")
 
@@ -199,7 +204,7 @@ class WardedContext(PContext):
         if state == "refused":
             self._tell_fresh(why)
         elif state == "rebuilt":
-            report.info(f"{names} is imported anew for workers to come: {why}")
+            report.info(f"importing {names} again for later workers: {why}")
         else:
             report.debug(f"workers find {names} imported, which took {why}")
 
@@ -234,7 +239,7 @@ class WardedContext(PContext):
 
         A signal waits a little for that, so that those who are just being started are asked to stop as all others are.
         """
-        give_up_at = time.monotonic() + START_TIMEOUT_S + (IMPORT_TIMEOUT_S if self.preload else 0.0)
+        give_up_at = time.monotonic() + START_TIMEOUT_S + (self._import_time_s() if self.preload else 0.0)
         while len(self._pids) < self.nprocs:
             left = give_up_at - time.monotonic()
             if left <= 0:
