@@ -107,7 +107,6 @@ def test_what_an_agents_collaborators_can_do_is_asked_in_one_place(modules: dict
     found = {
         name: kinds
         for name, module in modules.items()
-        if name.startswith("rallypoint.agent")
-        and (kinds := CAPABILITIES & set().union(*map(asked, ast.walk(module.tree))))
+        if name.startswith("rallypoint.agent") and (kinds := CAPABILITIES & set().union(*map(asked, ast.walk(module.tree))))
     }
     assert found == {"rallypoint.agent.capabilities": CAPABILITIES}

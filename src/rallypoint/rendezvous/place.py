@@ -167,9 +167,7 @@ class Place(ABC):
         """This node has left; a host stays until the others have gone, or for its time."""
 
 
-def clear_if_over(
-    engine: Coordination, silent_s: float = 0.0, but_closed: bool = False, within_s: float = CLEAR_S
-) -> None:
+def clear_if_over(engine: Coordination, silent_s: float = 0.0, but_closed: bool = False, within_s: float = CLEAR_S) -> None:
     """Delete what is left of a job of which no node is alive; with `but_closed` one that somebody has closed stays closed."""
     left = engine.read("", time.monotonic() + within_s)
     ends = (job.decode(job.Closed, item.value).kind for item in left.items if item.key == job.CLOSED)

@@ -156,13 +156,13 @@ def test_troubles_of_a_connection(error: Exception, told: str, is_final: bool) -
 
 def test_each_reason_is_told_once() -> None:
     refused = Failure("not etcd", is_final=True)
-    error = summary([("a:1", Failure("connection refused")), ("b:1", refused), ("c:1", Failure("connection refused"))])
+    error = summary({"a:1": Failure("connection refused"), "b:1": refused, "c:1": Failure("connection refused")})
     assert isinstance(error, UnreachableError)
     assert str(error) == "etcd at a:1, c:1: connection refused; etcd at b:1: not etcd"
-    assert isinstance(summary([("b:1", refused)]), RefusedError)
+    assert isinstance(summary({"b:1": refused}), RefusedError)
     gone = Failure("another", is_final=True, is_other_cluster=True)
-    assert isinstance(summary([("b:1", gone)]), StoreGoneError)
-    assert isinstance(summary([("b:1", gone), ("c:1", refused)]), RefusedError)
+    assert isinstance(summary({"b:1": gone}), StoreGoneError)
+    assert isinstance(summary({"b:1": gone, "c:1": refused}), RefusedError)
 
 
 def test_a_password_is_not_shown() -> None:

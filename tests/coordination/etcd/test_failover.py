@@ -14,8 +14,9 @@ from tests.coordination.etcd.peers import HEADER, PREFIX, Clients, FakeEndpoint,
 from tests.etcd_cluster import Cluster, start_cluster
 
 from rallypoint.coordination.engine import Coordination, StoreGoneError, UnreachableError
-from rallypoint.coordination.etcd import threads
+from rallypoint.coordination.etcd import gateway, threads
 from rallypoint.coordination.etcd.engine import EtcdCoordination
+from rallypoint.coordination.etcd.errors import Failure
 from rallypoint.coordination.etcd.gateway import EtcdAccess, EtcdCluster
 from rallypoint.coordination.model import Event, Get, Put, Transaction
 from rallypoint.testing.coordination_contract import do, events_until, keys, put, raises, read, soon, wait
@@ -394,6 +395,24 @@ def test_a_slow_answer_is_waited_for() -> None:
 
 
 # --- another cluster -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("left_s", "told"), [(0.4, "no leader"), (5.0, "silence")])
+def test_a_member_is_called_silent_only_if_it_had_the_time_to_answer(
+    monkeypatch: pytest.MonkeyPatch, left_s: float, told: str
+) -> None:
+    """P04: the last moment before a deadline takes nothing back of what a member has said."""
+    now, answers = [0.0], iter([Failure("no leader")])
+
+    def talk(cluster: EtcdCluster, index: int, limit: float, interrupt: object) -> None:
+        failure = next(answers, None)
+        now[0] = now[0] if failure else limit
+        raise failure or Failure("silence")
+
+    monkeypatch.setattr(gateway, "Talk", talk)
+    caller = gateway.Caller(EtcdCluster(EtcdAccess((("a", 1),)), clock=lambda: now[0]))
+    with pytest.raises(UnreachableError, match=f"etcd at a:1: {told}"):
+        caller.call(gateway.RANGE, {}, left_s)
 
 
 def test_another_cluster_at_the_same_address_is_not_ours() -> None:

@@ -16,7 +16,7 @@ from rallypoint.coordination.etcd.http import HttpConnection, NotHttp
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
     from typing import Any
 
     from rallypoint.coordination.etcd.codec import Fields
@@ -141,13 +141,13 @@ def _tls_failure(error: Exception, text: str) -> Failure | None:
     return Failure(f"it does not speak TLS as we do ({text}): see protocol", is_final=True)
 
 
-def summary(failures: Sequence[tuple[str, Failure]]) -> CoordinationError:
+def summary(failures: Mapping[str, Failure]) -> CoordinationError:
     """What the caller is told when no endpoint was of use: each reason once, with the endpoints that it is true of."""
     by_reason: dict[str, list[str]] = {}
-    for name, failure in failures:
+    for name, failure in failures.items():
         by_reason.setdefault(str(failure), []).append(name)
     text = "; ".join(f"etcd at {', '.join(names)}: {reason}" for reason, names in by_reason.items())
-    found = [failure for _, failure in failures]
+    found = failures.values()
     if all(failure.is_other_cluster for failure in found):
         return StoreGoneError(text)
     return RefusedError(text) if all(failure.is_final for failure in found) else UnreachableError(text)

@@ -329,6 +329,7 @@ class Talk:
         except (EtcdError, RefusedError, TokenRefused):
             return 0
 
+
 class Caller:
     """One thread's way to the cluster; it keeps its latest connection. `interrupt` ends whatever it is doing."""
 
@@ -386,21 +387,28 @@ class Caller:
 
     def _somewhere(self, attempt: Attempt[Result], deadline: float, is_repeatable: bool) -> Result:
         backoff = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
+        failures: dict[str, Failure] = {}
         while True:
-            failures: list[tuple[str, Failure]] = []
             order = self._cluster.order()
             for place, index in enumerate(order):
+                began_at, limit = self._clock(), self._share(deadline, len(order) - place)
                 try:
-                    result = self._with_token(attempt, index, self._share(deadline, len(order) - place))
+                    result = self._with_token(attempt, index, limit)
                 except Failure as failure:
                     self._cluster.suspect(index)
-                    failures.append((self._cluster.names[index], failure))
+                    name = self._cluster.names[index]
                     if failure.may_be_done and not is_repeatable:
-                        raise UnreachableError(f"{summary(failures[-1:])}; what it was asked for may have been done") from None
+                        raise UnreachableError(f"{summary({name: failure})}; what it was asked for may have been done") from None
+                    if name not in failures or not self._was_cut_short(began_at, limit):
+                        failures[name] = failure
                 else:
                     self._cluster.adopt(index)
                     return result
             self._give_up_or_pause(summary(failures), deadline, backoff.next_s())
+
+    def _was_cut_short(self, began_at: float, limit: float) -> bool:
+        """Whether there was too little time left to say that an endpoint is silent: then what it said before still stands."""
+        return self._clock() >= limit and limit - began_at < PATIENCE_S
 
     def _give_up_or_pause(self, verdict: CoordinationError, deadline: float, pause_s: float) -> None:
         left_s = deadline - self._clock()
