@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from rallypoint.checkpoint import slots as module
-from rallypoint.checkpoint.layout import BODY_AT, MARK_BYTES, Mark, place_parts, read_mark
+from rallypoint.checkpoint.layout import BODY_AT, MARK_BYTES, Mark, newest_common, place_parts, read_mark
 from rallypoint.checkpoint.slots import ROOM_BYTES, Slots, write
 from rallypoint.checkpoint.trees import put_together, take_apart
 from rallypoint.errors import CheckpointMemoryError
@@ -48,38 +48,66 @@ def state_of(step: int, size: int = 100_000) -> dict[str, Any]:
     return {"step": step, "weights": [Array(bytes([step % 256]) * size), Array(b""), Array(bytearray(b"x" * step))], "name": "é"}
 
 
+def steps_of(slots: Slots) -> list[int]:
+    return [step for _, step in slots.moments()]
+
+
 def test_the_two_latest_are_kept(fds: list[int]) -> None:
     slots = Slots(fds, PLENTY, rank=1, world=2)
-    assert slots.steps() == []
+    assert steps_of(slots) == []
     for step in range(5):
         slots.save(step, state_of(step))
-        assert sorted(slots.steps()) == [one for one in (step - 1, step) if one >= 0]
-        for kept in slots.steps():
-            assert slots.load(kept, copy=True) == state_of(kept)
+        assert sorted(steps_of(slots)) == [one for one in (step - 1, step) if one >= 0]
+        for moment in slots.moments():
+            assert slots.load(moment, copy=True) == state_of(moment[1])
+
+
+def test_what_was_saved_behind_the_beginning_of_a_generation_is_not_mixed_with_it(fds: list[int]) -> None:
+    """This rank had saved 7, another had not: all begin again from 6, and save 7 anew."""
+    before = Slots(fds, PLENTY, rank=0, world=2, generation=3)
+    before.save(6, "6 of 3")
+    before.save(7, "7 of 3")
+    after = Slots(fds, PLENTY, rank=0, world=2, generation=4)
+    newest = newest_common([after.moments(), [(3, 5), (3, 6)]])
+    assert newest == (3, 6)
+    after.begin_from(newest)
+    after.save(7, "7 of 4")
+    assert sorted(after.moments()) == [(3, 6), (4, 7)], "what it began from is kept until all can have the next"
+    assert after.load((3, 6), copy=True) == "6 of 3"
+    assert newest_common([after.moments(), [(3, 6), (3, 7)]]) == (3, 6), "two that took the same step apart from each other"
+    after.save(8, "8 of 4")
+    assert sorted(after.moments()) == [(4, 7), (4, 8)]
+
+
+def test_of_two_of_the_same_step_the_last_counts(fds: list[int]) -> None:
+    slots = Slots(fds, PLENTY, rank=0, world=1)
+    for text in ("once", "twice", "again"):
+        slots.save(1, text)
+        assert slots.load((1, 1), copy=True) == text
 
 
 def test_others_see_only_what_is_theirs(fds: list[int]) -> None:
     Slots(fds, PLENTY, rank=1, world=2).save(7, state_of(7))
-    assert Slots(fds, PLENTY, rank=1, world=2).steps() == [7]
-    assert Slots(fds, PLENTY, rank=0, world=2).steps() == []
-    assert Slots(fds, PLENTY, rank=1, world=3).steps() == []
+    assert steps_of(Slots(fds, PLENTY, rank=1, world=2)) == [7]
+    assert steps_of(Slots(fds, PLENTY, rank=0, world=2)) == []
+    assert steps_of(Slots(fds, PLENTY, rank=1, world=3)) == []
 
 
 def test_a_copy_is_the_programs_own_and_a_view_is_not(fds: list[int]) -> None:
     slots = Slots(fds, PLENTY, rank=0, world=1)
     slots.save(1, {"a": Array(bytearray(b"1234"))})
-    copy, view = slots.load(1, copy=True)["a"].content, slots.load(1, copy=False)["a"].content
+    copy, view = slots.load((1, 1), copy=True)["a"].content, slots.load((1, 1), copy=False)["a"].content
     memoryview(copy)[:] = b"----"
-    assert slots.load(1, copy=True) == {"a": Array(b"1234")}
+    assert slots.load((1, 1), copy=True) == {"a": Array(b"1234")}
     memoryview(view)[:] = b"5678"
-    assert slots.load(1, copy=True) == {"a": Array(b"5678")}
+    assert slots.load((1, 1), copy=True) == {"a": Array(b"5678")}
 
 
 def test_states_may_grow_and_shrink(fds: list[int]) -> None:
     slots = Slots(fds, PLENTY, rank=0, world=1)
     for step, size in enumerate([10, 5 * ROOM_BYTES, 20, 3 * ROOM_BYTES, 0, 1]):
         slots.save(step, state_of(step, size))
-        assert slots.load(step, copy=True) == state_of(step, size)
+        assert slots.load((1, step), copy=True) == state_of(step, size)
     assert sum(os.fstat(fd).st_size for fd in fds) <= 4 * ROOM_BYTES, "what is not needed any more is given back"
 
 
@@ -89,8 +117,8 @@ def test_too_much_is_refused_and_nothing_lost(fds: list[int]) -> None:
     slots.save(2, state_of(2))
     with pytest.raises(CheckpointMemoryError, match=r"rank 3 takes 3,\d+,\d+ bytes, and two are kept; --checkpoint"):
         slots.save(3, state_of(3, 3 * ROOM_BYTES))
-    assert sorted(slots.steps()) == [1, 2]
-    assert slots.load(2, copy=True) == state_of(2)
+    assert sorted(steps_of(slots)) == [1, 2]
+    assert slots.load((1, 2), copy=True) == state_of(2)
     assert isinstance(CheckpointMemoryError(""), MemoryError)
 
 
@@ -104,7 +132,7 @@ def test_memory_that_the_system_does_not_have_is_told(fds: list[int], monkeypatc
     monkeypatch.setattr(module.os, "posix_fallocate", refuse)
     with pytest.raises(CheckpointMemoryError, match="there is no memory for a snapshot of"):
         slots.save(2, state_of(2))
-    assert slots.steps() == [1]
+    assert steps_of(slots) == [1]
 
 
 def test_what_cannot_be_pickled_costs_nothing(fds: list[int]) -> None:
@@ -113,7 +141,7 @@ def test_what_cannot_be_pickled_costs_nothing(fds: list[int]) -> None:
     slots.save(2, state_of(2))
     with pytest.raises((pickle.PicklingError, AttributeError)):
         slots.save(3, {"f": lambda: None})
-    assert sorted(slots.steps()) == [1, 2]
+    assert sorted(steps_of(slots)) == [1, 2]
 
 
 # --- killed in the middle --------------------------------------------------------------------------------------------------
@@ -138,7 +166,7 @@ def test_killed_after_any_store_there_is_the_old_snapshot_the_new_one_or_none(fd
     log: list[tuple[int, bytes]] = []
     head, parts = take_apart(new)
     places, size = place_parts(len(head), [part.size for part in parts])
-    write(Stores(log), Mark(2, 2, 0, 1, len(head), size), head, parts, places)  # type: ignore[arg-type]
+    write(Stores(log), Mark(2, 1, 2, 0, 1, len(head), size), head, parts, places)  # type: ignore[arg-type]
     Slots(fds, PLENTY, rank=0, world=1).save(1, old)
     memory = bytearray(os.pread(fds[0], ROOM_BYTES, 0))
     seen = set()
@@ -187,10 +215,10 @@ def test_a_process_killed_at_any_line_of_a_save_leaves_whole_snapshots(fds: list
         for step in (1, 2):
             slots.save(step, state_of(step))
         was_killed = save_and_be_killed(slots, line)
-        steps = frozenset(slots.steps())
+        steps = frozenset(steps_of(slots))
         seen.add(steps)
         assert steps in ({1, 2}, {2}, {2, 3})
         for step in steps:
-            assert slots.load(step, copy=True) == state_of(step)
+            assert slots.load((1, step), copy=True) == state_of(step)
     assert line > 20
     assert seen == {frozenset({1, 2}), frozenset({2}), frozenset({2, 3})}

@@ -56,12 +56,12 @@ def same(one, other):
         assert one == other
 
 for copy in (True, False):
-    found = slots.load(4, copy=copy)
+    found = slots.load((1, 4), copy=copy)
     same(state, found)
     found["kinds"][0].add_(1)  # it is nobody else's, or is told to be
-same(state["model"], slots.load(4, copy=True)["model"])
-model.load_state_dict(slots.load(4, copy=True)["model"])
-optimizer.load_state_dict(slots.load(4, copy=True)["optimizer"])
+same(state["model"], slots.load((1, 4), copy=True)["model"])
+model.load_state_dict(slots.load((1, 4), copy=True)["model"])
+optimizer.load_state_dict(slots.load((1, 4), copy=True)["optimizer"])
 print("all the same")
 """
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from rallypoint.base import defaults
+from rallypoint.checkpoint.layout import JOB
 from rallypoint.checkpoint.slots import Slots
 from rallypoint.checkpoint.vault import Vault
 
@@ -26,7 +27,7 @@ def test_a_rank_finds_its_memory_whichever_worker_it_is() -> None:
         for ranks in ({0: 2, 1: 3}, {0: 3, 1: 2}):
             for local_rank, fds in vault.assign(ranks).items():
                 rank = ranks[local_rank]
-                assert slots_of(vault, fds, rank).load(5, copy=True) == f"of rank {rank}"
+                assert slots_of(vault, fds, rank).load((1, 5), copy=True) == f"of rank {rank}"
 
 
 def test_a_rank_that_was_elsewhere_finds_none() -> None:
@@ -34,8 +35,8 @@ def test_a_rank_that_was_elsewhere_finds_none() -> None:
         for local_rank, fds in vault.assign({0: 2, 1: 3}).items():
             slots_of(vault, fds, 2 + local_rank).save(5, "old")
         moved = vault.assign({0: 0, 1: 2})
-        assert slots_of(vault, moved[0], 0).steps() == []
-        assert slots_of(vault, moved[1], 2).steps() == [5]
+        assert slots_of(vault, moved[0], 0).moments() == []
+        assert slots_of(vault, moved[1], 2).moments() == [(1, 5)]
         assert set(moved[0]).isdisjoint(moved[1])
 
 
@@ -61,7 +62,9 @@ def test_half_a_snapshot_of_an_earlier_job_is_not_taken_up(change: Callable[[byt
     with contextlib.closing(Vault(8 << 20, workers=2)) as vault:
         files = vault.assign(ranks)
         copies = vault.read_back(str(tmp_path), files, ranks, 2)
-        assert [slots_of(vault, (copy, copy), rank, 2).load(5, copy=True) for rank, (_, copy) in enumerate(copies)] == ["old"] * 2
+        assert [
+            slots_of(vault, (copy, copy), rank, 2).load((1 - JOB, 5), copy=True) for rank, (_, copy) in enumerate(copies)
+        ] == ["old"] * 2
         for _, copy in copies:
             os.close(copy)
         path = tmp_path / "rank-1-of-2.0"

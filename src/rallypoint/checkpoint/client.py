@@ -27,6 +27,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from rallypoint.checkpoint.layout import Moment
     from rallypoint.checkpoint.slots import Slots
 
 __all__ = ["Snapshot", "load", "save"]
@@ -79,10 +80,11 @@ def load(*, device: Any = None, copy: bool = True, timeout_s: float = AGREEMENT_
     slots = _slots()
     if slots is None:
         return None
-    steps = slots.steps()
+    moments = slots.moments()
     world = int(environment.text(defaults.ENV_WORLD_SIZE, "1"))
-    step = newest_common([steps] if world == 1 else _steps_of_all(steps, world, timeout_s))
-    return None if step is None else Snapshot(step, slots.load(step, copy, device))
+    newest = newest_common([moments] if world == 1 else _moments_of_all(moments, world, timeout_s))
+    slots.begin_from(newest)
+    return None if newest is None else Snapshot(newest[1], slots.load(newest, copy, device))
 
 
 def _slots() -> Slots | None:
@@ -93,11 +95,11 @@ def _slots() -> Slots | None:
 
             *fds, most_bytes = map(int, place.split(":"))
             rank, world = int(environment.text(defaults.ENV_RANK, "0")), int(environment.text(defaults.ENV_WORLD_SIZE, "1"))
-            _desk.slots = Slots(fds, most_bytes, rank, world)
+            _desk.slots = Slots(fds, most_bytes, rank, world, int(environment.text(defaults.ENV_GENERATION, "1")))
     return _desk.slots
 
 
-def _steps_of_all(steps: list[int], world: int, timeout_s: float) -> list[list[int]]:
+def _moments_of_all(moments: list[Moment], world: int, timeout_s: float) -> list[list[Moment]]:
     """By way of the workers' store, which is empty at the start of each generation."""
     from rallypoint.store.tcp_store import TCPStore
 
@@ -108,7 +110,8 @@ def _steps_of_all(steps: list[int], world: int, timeout_s: float) -> list[list[i
     _desk.calls += 1
     store = TCPStore(environment.text(defaults.ENV_MASTER_ADDR), port, timeout=timeout_s)
     try:
-        store.set(f"{prefix}/{rank}", json.dumps(steps))
-        return [json.loads(one) for one in store.multi_get([f"{prefix}/{one}" for one in range(world)])]
+        store.set(f"{prefix}/{rank}", json.dumps(moments))
+        told = store.multi_get([f"{prefix}/{one}" for one in range(world)])
+        return [[(generation, step) for generation, step in json.loads(one)] for one in told]
     finally:
         store.close()

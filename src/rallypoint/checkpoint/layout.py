@@ -4,7 +4,8 @@ Each worker has two slots, files in memory. A slot begins with a page that holds
 pickled, then the buffers, each on a boundary. The mark is taken away before the first byte of a slot is changed and put there
 after the last, so a worker that is killed at any moment leaves the other slot as it was, and in this one a whole one or none.
 
-A snapshot counts only if every rank of the world has one of the same step.
+A snapshot counts only if every rank of the world has one of the same step, made in the same generation: what a generation saved
+after the step that the next one begins from is of no use any more, though that one saves the same steps again.
 """
 
 from __future__ import annotations
@@ -15,26 +16,48 @@ from collections.abc import Sequence
 
 from rallypoint.base.records import Value
 
-__all__ = ["BODY_AT", "MARK_BYTES", "NO_MARK", "Mark", "newest_common", "place_parts", "read_mark", "slot_to_write", "write_mark"]
+__all__ = [
+    "BODY_AT", "MARK_BYTES", "NO_MARK", "Begun", "Mark", "Moment", "newest_common", "place_parts", "read_mark", "slot_to_write",
+    "write_mark",
+]  # fmt: skip
 
 BODY_AT = 4096
 BOUNDARY = 64  # as numerical libraries like it
-_MAGIC = b"RALLYCK1"
-_FIELDS = struct.Struct("<8sQqIIQQ")
+_MAGIC = b"RALLYCK2"
+_FIELDS = struct.Struct("<8sQqqIIQQ")
 _SUM = struct.Struct("<I")
 MARK_BYTES = _FIELDS.size + _SUM.size
 NO_MARK = bytes(MARK_BYTES)
+JOB = 2**32  # so many generations no job has
+
+Moment = tuple[int, int]  # a generation, and a step that was saved in it; the newest is the greatest
 
 
 class Mark(Value):
-    """What is in a slot: the snapshot of this rank after this step. `count` tells which of two is newer."""
+    """What is in a slot: the snapshot of this rank after this step. `count` tells which of two was made later."""
 
     count: int
+    generation: int
     step: int
     rank: int
     world: int
     head_bytes: int
     body_bytes: int
+
+    @property
+    def moment(self) -> Moment:
+        return self.generation, self.step
+
+    def of_earlier_job(self) -> Mark:
+        """As it counts in another job, whose generations are all newer."""
+        return self.replace(generation=self.generation - JOB)
+
+
+class Begun(Value):
+    """What all ranks of a generation have agreed to begin from; None: from nothing that was saved."""
+
+    generation: int
+    at: Moment | None
 
 
 def write_mark(mark: Mark) -> bytes:
@@ -51,17 +74,23 @@ def read_mark(page: bytes) -> Mark | None:
     return Mark(*values) if magic == _MAGIC else None
 
 
-def slot_to_write(marks: Sequence[Mark | None], rank: int, world: int) -> int:
-    """One without a snapshot that could still count for this rank; else the older one."""
-    useless = [slot for slot, mark in enumerate(marks) if mark is None or (mark.rank, mark.world) != (rank, world)]
+def slot_to_write(marks: Sequence[Mark | None], rank: int, world: int, begun: Begun | None = None) -> int:
+    """One without a snapshot that could still count for this rank; else the oldest."""
+    useless = [slot for slot, mark in enumerate(marks) if mark is None or not _may_count(mark, rank, world, begun)]
     if useless:
         return useless[0]
     return min(range(len(marks)), key=lambda slot: marks[slot].count)  # type: ignore[union-attr]  # there are only marks here
 
 
-def newest_common(steps_by_rank: Sequence[Sequence[int]]) -> int | None:
-    """The newest step that all ranks have; None if there is none."""
-    common = set.intersection(*map(set, steps_by_rank)) if steps_by_rank else set()
+def _may_count(mark: Mark, rank: int, world: int, begun: Begun | None) -> bool:
+    if (mark.rank, mark.world) != (rank, world):
+        return False
+    return begun is None or mark.generation == begun.generation or mark.moment == begun.at
+
+
+def newest_common(moments_by_rank: Sequence[Sequence[Moment]]) -> Moment | None:
+    """The newest of which all ranks have a snapshot; None if there is none."""
+    common = set.intersection(*map(set, moments_by_rank)) if moments_by_rank else set()
     return max(common, default=None)
 
 

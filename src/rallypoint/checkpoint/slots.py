@@ -14,7 +14,9 @@ from rallypoint.checkpoint.layout import (
     BODY_AT,
     MARK_BYTES,
     NO_MARK,
+    Begun,
     Mark,
+    Moment,
     place_parts,
     read_mark,
     slot_to_write,
@@ -31,19 +33,24 @@ ROOM_BYTES = 1 << 20  # a slot has a multiple of this: a snapshot that grows a l
 class Slots:
     """Where snapshots of this rank are written and read; `most_bytes` is for both slots together."""
 
-    def __init__(self, fds: Sequence[int], most_bytes: int, rank: int, world: int) -> None:
-        self._fds, self._most_bytes, self._rank, self._world = fds, most_bytes, rank, world
+    def __init__(self, fds: Sequence[int], most_bytes: int, rank: int, world: int, generation: int = 1) -> None:
+        self._fds, self._most_bytes, self._rank, self._world, self._generation = fds, most_bytes, rank, world, generation
+        self._begun: Begun | None = None  # once that is known
         self._pinned: dict[int, _Pinned] = {}  # by slot, where tensors on devices are saved
 
     def marks(self) -> list[Mark | None]:
         return [read_mark(os.pread(fd, MARK_BYTES, 0)) for fd in self._fds]
 
-    def steps(self) -> list[int]:
+    def moments(self) -> list[Moment]:
         """Those of which this rank has a snapshot, made in a world like this one."""
-        return [mark.step for mark in self.marks() if mark is not None and self._is_ours(mark)]
+        return [mark.moment for mark in self.marks() if mark is not None and self._is_ours(mark)]
 
     def _is_ours(self, mark: Mark) -> bool:
         return (mark.rank, mark.world) == (self._rank, self._world)
+
+    def begin_from(self, moment: Moment | None) -> None:
+        """All ranks have agreed on it; other snapshots of earlier generations are of no use any more."""
+        self._begun = Begun(self._generation, moment)
 
     # --- writing -----------------------------------------------------------------------------------------------------------
 
@@ -51,9 +58,10 @@ class Slots:
         head, parts = take_apart(state)
         places, size = place_parts(len(head), [part.size for part in parts])
         marks = self.marks()
-        slot = slot_to_write(marks, self._rank, self._world)
+        slot = slot_to_write(marks, self._rank, self._world, self._begun)
         self._make_room(slot, BODY_AT + size)
-        mark = Mark(max((one.count for one in marks if one), default=0) + 1, step, self._rank, self._world, len(head), size)
+        count = max((one.count for one in marks if one), default=0) + 1
+        mark = Mark(count, self._generation, step, self._rank, self._world, len(head), size)
         if any(isinstance(part, DevicePart) for part in parts):
             with memoryview(self._pin(slot)) as view:
                 write(view, mark, head, parts, places)
@@ -97,11 +105,11 @@ class Slots:
 
     # --- reading -----------------------------------------------------------------------------------------------------------
 
-    def load(self, step: int, copy: bool, device: Any = None) -> Any:
-        """The state after this step, of which there is a snapshot."""
-        slot, mark = next(
-            (slot, mark) for slot, mark in enumerate(self.marks()) if mark is not None and self._is_kept(mark, step)
-        )
+    def load(self, moment: Moment, copy: bool, device: Any = None) -> Any:
+        """The state as it was then, of which there is a snapshot; where that was saved more than once, the last."""
+        marks = [(slot, mark) for slot, mark in enumerate(self.marks()) if mark is not None]
+        kept = [(slot, mark) for slot, mark in marks if self._is_ours(mark) and mark.moment == moment]
+        slot, mark = max(kept, key=lambda one: one[1].count)
         body = memoryview(mmap.mmap(self._fds[slot], BODY_AT + mark.body_bytes))[BODY_AT:]
         carrier = None if device is None else Carrier(_torch(), device, partial(_read, self._fds[slot]))
         try:
@@ -109,9 +117,6 @@ class Slots:
         finally:
             if carrier is not None:
                 carrier.close()
-
-    def _is_kept(self, mark: Mark, step: int) -> bool:
-        return self._is_ours(mark) and mark.step == step
 
 
 def _torch() -> Any:

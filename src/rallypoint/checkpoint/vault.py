@@ -19,7 +19,7 @@ from rallypoint.base import defaults, report
 from rallypoint.base.outbox import Deputy
 from rallypoint.base.signals import inbox
 from rallypoint.base.text import many
-from rallypoint.checkpoint.layout import BODY_AT, MARK_BYTES, Mark, read_mark
+from rallypoint.checkpoint.layout import BODY_AT, MARK_BYTES, Mark, read_mark, write_mark
 
 T = TypeVar("T")
 
@@ -167,6 +167,7 @@ def _read_whole(path: str, target: int) -> None:
         if mark is None or BODY_AT + mark.body_bytes != size:
             raise OSError(errno.EIO, f"{path} is not a whole snapshot; delete it to do without")
         _copy(file.fileno(), target, size)
+        os.pwrite(target, write_mark(mark.of_earlier_job()), 0)
 
 
 def _marks(pair: Sequence[int]) -> list[tuple[int, Mark]]:
