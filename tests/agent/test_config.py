@@ -24,7 +24,8 @@ TORCH_FIELDS = [
 OWN_FIELDS = [
     ("exit_barrier_timeout", 300.0), ("log_max_bytes", None), ("worker_env", {}), ("no_retry_exit_codes", ()),
     ("restart_backoff", 1.0), ("restart_window", 0.0), ("hang_timeout", None),
-    ("preload", ()), ("checkpoint_memory", None), ("checkpoint_dir", None), ("health_port", None),
+    ("preload", ()), ("checkpoint_memory", None), ("checkpoint_dir", None), ("checkpoint_copies", 0),
+    ("checkpoint_bandwidth", None), ("health_port", None),
     ("health_addr", "127.0.0.1"),
 ]  # fmt: skip
 
@@ -74,7 +75,9 @@ def test_the_timeout_goes_into_the_rendezvous_settings(given: int, configs: dict
         ("numa_options", object()), ("exit_barrier_timeout", -1), ("exit_barrier_timeout", float("inf")), ("log_max_bytes", 0),
         ("no_retry_exit_codes", (0,)), ("no_retry_exit_codes", (256,)), ("no_retry_exit_codes", 2), ("restart_backoff", -1),
         ("restart_backoff", float("nan")), ("restart_window", float("inf")), ("rdzv_configs", {"restart_window": "soon"}),
-        ("rdzv_configs", {"backend": "x"}), ("worker_env", {"X": "a\0"}), ("worker_env", {"X": 1}),
+        ("rdzv_configs", {"backend": "x"}), ("worker_env", {"X": "a\0"}), ("worker_env", {"X": 1}), ("checkpoint_memory", 0),
+        ("checkpoint_dir", "kept"), ("checkpoint_copies", 1), ("checkpoint_copies", 2), ("checkpoint_copies", -1),
+        ("checkpoint_bandwidth", 0),
     ],
 )  # fmt: skip
 def test_a_bad_value_is_told_by_its_field(field: str, value: object):
@@ -91,6 +94,7 @@ def test_fewer_nodes_at_most_than_at_least():
 @pytest.mark.parametrize("changes", [
     {"shutdown_timeout": 0}, {"max_restarts": 0}, {"signals_to_handle": "SIGUSR1, SIGTERM"}, {"signals_to_handle": ""},
     {"start_method": "fork"}, {"monitor_interval": 5}, {"log_max_bytes": 1}, {"role": "träiner 1"}, {"worker_env": {"A": "b\nc"}},
+    {"checkpoint_memory": 1, "checkpoint_copies": 1, "checkpoint_bandwidth": 1, "checkpoint_dir": "kept"},
 ])  # fmt: skip
 def test_good_values_pass(changes: dict[str, Any]):
     config(**changes)

@@ -345,6 +345,8 @@ def test_what_the_config_says_reaches_the_agent_and_its_workers(make_config: Mak
         preload="torch,numpy",
         checkpoint_memory=4096,
         checkpoint_dir="kept",
+        checkpoint_copies=1,
+        checkpoint_bandwidth=1 << 20,
     )
     with mock.patch(AGENT) as agent_class, mock.patch(RECORD) as record:
         agent_class.return_value.run.return_value = RunResult(WorkerState.SUCCEEDED)
@@ -369,6 +371,8 @@ def test_what_the_config_says_reaches_the_agent_and_its_workers(make_config: Mak
         "preload": ("torch", "numpy"),
         "checkpoint_memory": 4096,
         "checkpoint_dir": "kept",
+        "checkpoint_copies": 1,
+        "checkpoint_bandwidth": 1 << 20,
         "health_listeners": [],
         "health_addr": "127.0.0.1",
         "restart_policy": RestartPolicy(5, no_retry_exit_codes=(2, 64), backoff_s=0.5, window_s=60.0),

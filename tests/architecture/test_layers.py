@@ -45,7 +45,7 @@ PURE = {
 # What decides, as functions of (state, observation, now): no I/O, no clock, no thread. The simulator drives most of it.
 PURE_MODULES = {
     "base": ["json_text", "text"],
-    "checkpoint": ["layout"],
+    "checkpoint": ["layout", "moves"],
     "coordination": ["cell.document", "fence", "keyspace", "model"],
     "hangs": ["pulse_page", "rules"],
     "hardware": ["binding"],

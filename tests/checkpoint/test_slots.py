@@ -115,7 +115,7 @@ def test_too_much_is_refused_and_nothing_lost(fds: list[int]) -> None:
     slots = Slots(fds, 4 * ROOM_BYTES, rank=3, world=4)
     slots.save(1, state_of(1))
     slots.save(2, state_of(2))
-    with pytest.raises(CheckpointMemoryError, match=r"rank 3 takes 3,\d+,\d+ bytes, and two are kept; --checkpoint"):
+    with pytest.raises(CheckpointMemoryError, match=r"rank 3 takes 3,\d+,\d+ bytes, and 2 are kept; --checkpoint"):
         slots.save(3, state_of(3, 3 * ROOM_BYTES))
     assert sorted(steps_of(slots)) == [1, 2]
     assert slots.load((1, 2), copy=True) == state_of(2)

@@ -16,8 +16,8 @@ from rallypoint.checkpoint.vault import Vault
 
 
 def slots_of(vault: Vault, fds: tuple[int, ...], rank: int, world: int = 4) -> Slots:
-    *numbers, each = map(int, vault.variables(fds)[defaults.ENV_CHECKPOINT].split(":"))
-    return Slots(numbers, each, rank, world)
+    files, each, _ = vault.variables(fds)[defaults.ENV_CHECKPOINT].split(":")
+    return Slots([*map(int, files.split(","))], int(each), rank, world)
 
 
 def test_a_rank_finds_its_memory_whichever_worker_it_is() -> None:
@@ -44,7 +44,7 @@ def test_workers_share_what_there_is_and_nothing_stays_open() -> None:
     before = set(os.listdir("/proc/self/fd"))
     vault = Vault(100, workers=3)
     (fds,) = vault.assign({0: 0}).values()
-    assert vault.variables(fds) == {defaults.ENV_CHECKPOINT: f"{fds[0]}:{fds[1]}:33"}
+    assert vault.variables(fds) == {defaults.ENV_CHECKPOINT: f"{fds[0]},{fds[1]}:33:"}
     vault.close()
     assert set(os.listdir("/proc/self/fd")) == before
 

@@ -27,7 +27,8 @@ OWN_DEFAULTS = {
     "version": False, "node_unit": None, "secret_file": None, "no_retry_exit_codes": None, "restart_backoff": None,
     "restart_window": None, "worker_store": None, "worker_store_port": None, "worker_store_memory": None,
     "preload": "", "checkpoint_memory": None,
-    "checkpoint_dir": None,     "hang_timeout": None, "health_port": None, "health_addr": "127.0.0.1", "dry_run": False,
+    "checkpoint_dir": None, "checkpoint_copies": 0, "checkpoint_bandwidth": None,
+    "hang_timeout": None, "health_port": None, "health_addr": "127.0.0.1", "dry_run": False,
 }  # fmt: skip
 
 

@@ -58,6 +58,8 @@ class LaunchConfig(Record):
     preload: modules that workers find imported, as their names or as a text with commas, see `--preload`.
     checkpoint_memory: bytes on this node for what its workers save with `rallypoint.worker.checkpoint`.
     checkpoint_dir: a folder for that memory when a job ends before its work is done; the next one finds it there.
+    checkpoint_copies: on how many other nodes there is a copy of what workers save, 0 or 1.
+    checkpoint_bandwidth: how many bytes a second this node sends for that; None is no limit.
     health_port, health_addr: where to answer health checks; None asks the environment.
 
     Those on restarts may stand in rdzv_configs instead; either way they end up in both.
@@ -97,6 +99,8 @@ class LaunchConfig(Record):
     preload: str | tuple[str, ...] = field(default=(), kw_only=True)
     checkpoint_memory: int | None = field(default=None, kw_only=True)
     checkpoint_dir: str | None = field(default=None, kw_only=True)
+    checkpoint_copies: int = field(default=0, kw_only=True)
+    checkpoint_bandwidth: int | None = field(default=None, kw_only=True)
     health_port: int | None = field(default=None, kw_only=True)
     health_addr: str = field(default=defaults.HEALTH_ADDR, kw_only=True)
 
@@ -145,6 +149,12 @@ class LaunchConfig(Record):
             _check_whole("checkpoint_memory", self.checkpoint_memory, at_least=1)
         elif self.checkpoint_dir is not None:
             raise bad_field("checkpoint_dir", " needs checkpoint_memory, which is not set")
+        elif self.checkpoint_copies:
+            raise bad_field("checkpoint_copies", " needs checkpoint_memory, which is not set")
+        if self.checkpoint_copies not in (0, 1):
+            raise bad_field("checkpoint_copies", f" must be 0 or 1, not {self.checkpoint_copies!r}")
+        if self.checkpoint_bandwidth is not None:
+            _check_whole("checkpoint_bandwidth", self.checkpoint_bandwidth, at_least=1)
 
     def _check_times(self) -> None:
         _check_seconds("monitor_interval", self.monitor_interval)

@@ -196,6 +196,8 @@ def _make_agent(
         preload=tuple(config.preload),
         checkpoint_memory=config.checkpoint_memory,
         checkpoint_dir=config.checkpoint_dir,
+        checkpoint_copies=config.checkpoint_copies,
+        checkpoint_bandwidth=config.checkpoint_bandwidth,
         health_listeners=health_listeners,
         health_addr=config.health_addr,
         restart_policy=RestartPolicy(

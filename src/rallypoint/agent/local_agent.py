@@ -45,7 +45,7 @@ __all__ = ["LocalElasticAgent", "plan_workers"]
 QUIET_S = 0.5
 FILES_PER_WORKER = 4  # two pipes with two ends each, or with one end and a log file
 FILES_PER_WORKER_WITHOUT_LOGS = 2
-FILES_OF_SNAPSHOTS = 2
+FILES_OF_SNAPSHOTS, FILES_OF_COPIED_SNAPSHOTS = 2, 8  # three for a worker, three for another node's, and a line
 OWN_FILES, OWN_FILES_AMONG_PEERS = 16, 32  # without which not even a job of one worker can be run to its end
 # What the end of a job will need, loaded while nothing happens. Much is imported only where it is used, so that a start is quick:
 # how workers are stopped, how a failure is described, who serves the workers' store. A job may run for weeks, and meanwhile the
@@ -84,6 +84,8 @@ class LocalElasticAgent(SimpleElasticAgent):
         preload: tuple[str, ...] = (),
         checkpoint_memory: int | None = None,
         checkpoint_dir: str | None = None,
+        checkpoint_copies: int = 0,
+        checkpoint_bandwidth: int | None = None,
         health_listeners: Sequence[socket.socket] = (),
         health_addr: str = defaults.HEALTH_ADDR,
     ) -> None:
@@ -99,6 +101,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         self._preload = preload
         self._checkpoint_memory = checkpoint_memory
         self._checkpoint_dir = checkpoint_dir
+        self._checkpoint_copies, self._checkpoint_bandwidth = checkpoint_copies, checkpoint_bandwidth
         self._snapshots: Snapshots | None = None
         self._health_listeners = list(health_listeners)
         self._health_addr = health_addr
@@ -148,7 +151,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         workers, own = self._worker_group.spec.local_world_size, OWN_FILES_AMONG_PEERS if self._peers.act_as_one else OWN_FILES
         passes_us = folders_of(self._logs_specs).keeps_output or (workers > 1 and mixes_lines(Std.OUT))
         each = FILES_PER_WORKER if passes_us else FILES_PER_WORKER_WITHOUT_LOGS
-        kept = FILES_OF_SNAPSHOTS if self._checkpoint_memory else 0
+        kept = FILES_OF_COPIED_SNAPSHOTS if self._checkpoint_copies else FILES_OF_SNAPSHOTS if self._checkpoint_memory else 0
         limits.reserve(workers, own + (each + kept) * workers, FILES_PER_WORKER + kept)
 
     def _time_outs(self) -> dict[str, object]:
@@ -203,10 +206,11 @@ class LocalElasticAgent(SimpleElasticAgent):
     @prof
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         spec, handler = worker_group.spec, worker_group.spec.rdzv_handler
+        generation = self._run_record.next_generation(self._peers.job.generation())
         plans = plan_workers(
             worker_group,
             restart_count=self._restarts(),
-            generation=self._run_record.next_generation(self._peers.job.generation()),
+            generation=generation,
             run_id=handler.get_run_id(),
             use_agent_store=bool(handler.use_agent_store),
             signals_to_handle=self._signals_to_handle,
@@ -214,7 +218,7 @@ class LocalElasticAgent(SimpleElasticAgent):
             extra_env=self._worker_env,
         )
         envs = {plan.local_rank: _with_site(self._monitor.add_env(plan.local_rank, plan.env)) for plan in plans}
-        kept_files = self._keep_snapshots(worker_group, envs)
+        kept_files = self._keep_snapshots(worker_group, generation, envs)
         self._setup_local_watchdog(envs=envs)
         prefixes = {plan.local_rank: plan.prefix for plan in plans if plan.prefix is not None}
         ours: dict[str, Any] = {}  # where there is none, what is called is as torch's: programs put their own in its place
@@ -238,6 +242,8 @@ class LocalElasticAgent(SimpleElasticAgent):
                 duplicate_stderr_filters=spec.duplicate_stderr_filters,
                 **ours,
             )
+        if self._snapshots is not None:
+            self._snapshots.started()
         hold = hold_on(self._pcontext)
         hold.ends_with_failure = False  # it is stopped when others have been told, in the time that is left
         if self._kill_wait_s is not None:
@@ -249,20 +255,29 @@ class LocalElasticAgent(SimpleElasticAgent):
         self._note_quiet(is_quiet=False)
         return pids
 
-    def _keep_snapshots(self, worker_group: WorkerGroup, envs: dict[int, dict[str, str]]) -> dict[int, tuple[int, ...]]:
+    def _keep_snapshots(
+        self, worker_group: WorkerGroup, generation: int, envs: dict[int, dict[str, str]]
+    ) -> dict[int, tuple[int, ...]]:
         """Memory for what workers save, if it is asked for; they are told where it is."""
         if not self._checkpoint_memory:
             return {}
-        if self._snapshots is None:
-            from rallypoint.checkpoint.vault import Snapshots
+        from rallypoint.checkpoint.vault import Group, Snapshots
 
+        if self._snapshots is None:
             workers = worker_group.spec.local_world_size
-            self._snapshots = Snapshots(self._checkpoint_memory, workers, self._checkpoint_dir)
-        ranks = {worker.local_rank: worker.global_rank for worker in worker_group.workers}
-        files = self._snapshots.prepare(ranks, worker_group.workers[0].world_size)
-        for local_rank, fds in files.items():
-            envs[local_rank].update(self._snapshots.variables(fds))
-        return files
+            self._snapshots = Snapshots(
+                self._checkpoint_memory, workers, self._checkpoint_dir, self._checkpoint_copies, self._checkpoint_bandwidth
+            )
+        group = Group(
+            generation=generation,
+            node=worker_group.group_rank or 0,
+            nodes=worker_group.group_world_size or 1,
+            world=worker_group.workers[0].world_size,
+            ranks={worker.local_rank: worker.global_rank for worker in worker_group.workers},
+            store=worker_group.store,
+            address=self._peers.job.own_address(),
+        )
+        return self._snapshots.prepare(group, envs)
 
     def _end_snapshots(self, succeeded: bool) -> None:
         if self._snapshots is not None:

@@ -47,6 +47,9 @@ class NoJob:
     def generation(self) -> int:
         return 0
 
+    def own_address(self) -> str:
+        return ""
+
     def settings_in_force(self) -> str:
         return ""
 

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from rallypoint.checkpoint.layout import Moment
+    from rallypoint.checkpoint.line import Line
     from rallypoint.checkpoint.slots import Slots
 
 __all__ = ["Snapshot", "load", "save"]
@@ -47,6 +48,7 @@ class _Desk:
 
     def __init__(self) -> None:
         self.slots: Slots | None = None
+        self.line: Line | None = None
         self.is_open = False
         self.calls = 0  # of load()
         self.has_warned = False
@@ -58,13 +60,18 @@ _desk = _Desk()
 def save(step: int, state: Any) -> None:
     """Keep the state as it is after this step. What was saved before that stays until this is complete.
 
-    Ranks must not be more than one snapshot ahead of each other: each keeps its two latest, and one that all have is needed.
+    Ranks must not be more than one snapshot ahead of each other: each keeps its latest, and one that all have is needed. Where
+    copies go to another node, that of the one before is waited for.
     """
     if isinstance(step, bool) or not isinstance(step, int) or step < 0:
         raise UsageError(f"step must be a whole number, 0 or more, not {step!r}")
     slots = _slots()
     if slots is not None:
+        if _desk.line is not None:
+            _desk.line.wait_until_copied()
         slots.save(step, state)
+        if _desk.line is not None:
+            _desk.line.tell_saved()
     elif environment.text(defaults.ENV_RUN_ID) and not _desk.has_warned:
         _desk.has_warned = True
         sys.stderr.write("rallypoint: checkpoint.save() keeps nothing: the job was started without --checkpoint-memory\n")
@@ -93,9 +100,16 @@ def _slots() -> Slots | None:
         if place := environment.text(defaults.ENV_CHECKPOINT):
             from rallypoint.checkpoint.slots import Slots
 
-            *fds, most_bytes = map(int, place.split(":"))
+            files, most_bytes, line_fd = place.split(":")
+            if line_fd:
+                from rallypoint.checkpoint.line import Line
+
+                _desk.line = Line(int(line_fd))
+                _desk.line.wait_until_ready()
             rank, world = int(environment.text(defaults.ENV_RANK, "0")), int(environment.text(defaults.ENV_WORLD_SIZE, "1"))
-            _desk.slots = Slots(fds, most_bytes, rank, world, int(environment.text(defaults.ENV_GENERATION, "1")))
+            _desk.slots = Slots(
+                [*map(int, files.split(","))], int(most_bytes), rank, world, int(environment.text(defaults.ENV_GENERATION, "1"))
+            )
     return _desk.slots
 
 

@@ -1,8 +1,9 @@
 """How a snapshot lies in memory, and which one counts. Pure.
 
-Each worker has two slots, files in memory. A slot begins with a page that holds its mark; the rest is the snapshot: what was
-pickled, then the buffers, each on a boundary. The mark is taken away before the first byte of a slot is changed and put there
-after the last, so a worker that is killed at any moment leaves the other slot as it was, and in this one a whole one or none.
+Each worker has two slots, files in memory, and three if copies go to another node. A slot begins with a page that holds its mark;
+the rest is the snapshot: what was pickled, then the buffers, each on a boundary. The mark is taken away before the first byte of
+a slot is changed and put there after the last, so a worker that is killed at any moment leaves the others as they were, and in
+this one a whole one or none.
 
 A snapshot counts only if every rank of the world has one of the same step, made in the same generation: what a generation saved
 after the step that the next one begins from is of no use any more, though that one saves the same steps again.

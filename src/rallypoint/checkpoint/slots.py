@@ -1,4 +1,4 @@
-"""The two slots of one worker, as that sees them: files in the agent's memory, mapped here."""
+"""The slots of one worker, as that sees them: files in the agent's memory, mapped here."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ROOM_BYTES = 1 << 20  # a slot has a multiple of this: a snapshot that grows a l
 
 
 class Slots:
-    """Where snapshots of this rank are written and read; `most_bytes` is for both slots together."""
+    """Where snapshots of this rank are written and read; `most_bytes` is for all slots together."""
 
     def __init__(self, fds: Sequence[int], most_bytes: int, rank: int, world: int, generation: int = 1) -> None:
         self._fds, self._most_bytes, self._rank, self._world, self._generation = fds, most_bytes, rank, world, generation
@@ -85,11 +85,11 @@ class Slots:
 
     def _make_room(self, slot: int, size: int) -> None:
         """Refused while nothing is lost. What is reserved here cannot be missing in the middle of a copy."""
-        here, other = (os.fstat(self._fds[one]).st_size for one in (slot, 1 - slot))
-        room = -(-size // ROOM_BYTES) * ROOM_BYTES
-        if room + max(other, room) > self._most_bytes:
+        sizes = [os.fstat(fd).st_size for fd in self._fds]
+        here, room = sizes.pop(slot), -(-size // ROOM_BYTES) * ROOM_BYTES
+        if room + sum(max(other, room) for other in sizes) > self._most_bytes:
             raise CheckpointMemoryError(
-                f"a snapshot of rank {self._rank} takes {size:,} bytes, and two are kept; --checkpoint-memory leaves"
+                f"a snapshot of rank {self._rank} takes {size:,} bytes, and {len(self._fds)} are kept; --checkpoint-memory leaves"
                 f" {self._most_bytes:,} bytes to each worker"
             )
         if size <= here <= 2 * room:

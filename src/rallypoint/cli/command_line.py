@@ -135,6 +135,11 @@ OPTIONS: tuple[Option, ...] = (
     Option("--checkpoint-dir", "str", None, WORKERS,
            "Folder to which that memory is written when the job ends by a failure or a signal; the next job with the same folder"
            " finds it.", "FOLDER"),
+    Option("--checkpoint-copies", "int", 0, WORKERS,
+           "On how many other nodes to keep a copy of what workers save, 0 or 1, for when a node is lost. Give it on every node.",
+           "N"),
+    Option("--checkpoint-bandwidth", "size", None, WORKERS,
+           "How many bytes a second this node sends for --checkpoint-copies at most. Default: no limit.", "BYTES[K|M|G]"),
     Option("--virtual-local-rank", "flag", False, WORKERS, "Give each worker LOCAL_RANK=0 and one visible device."),
     Option("--numa-binding", "choice", None, WORKERS,
            "Bind each worker to CPUs near its device: its NUMA node, its socket, an exclusive share of the node's cores, or one"

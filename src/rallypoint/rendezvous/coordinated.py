@@ -48,6 +48,10 @@ class CoordinatedHandler(WakingHandler):
     def worker_ranks(self) -> tuple[WorkerRanks, ...]:
         """The ranks of our workers in the generation that was last formed with us."""
 
+    def own_address(self) -> str:
+        """Where the other nodes can reach this one, once we have a place among them; empty where that is not known."""
+        return ""
+
     def settings_in_force(self) -> str:
         """The settings of the rendezvous and where each came from, in one line; empty where there are none."""
         return ""

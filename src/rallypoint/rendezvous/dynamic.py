@@ -49,6 +49,7 @@ class DynamicRendezvous(CoordinatedHandler):
         self._place = place
         self._terms = terms
         self._worker_store = worker_store
+        self._own_address = ""  # once a session has shown it
         self._address = ""  # which the workers are told, once a session has shown it
         self._hint = find_rank_hint(settings.node_rank, environment.own)
         self.name = stable_name(self._hint, os.uname().nodename)
@@ -115,6 +116,9 @@ class DynamicRendezvous(CoordinatedHandler):
         seated = session.seat_of(self._state)
         assert seated is not None
         return seated.seat.worker_ranks(self._introduction.workers)
+
+    def own_address(self) -> str:
+        return self._own_address
 
     def settings_in_force(self) -> str:
         return describe(self._settings)
@@ -297,7 +301,8 @@ class DynamicRendezvous(CoordinatedHandler):
             return None
         engine, lease = connected
         self._sessions += 1
-        self._address = self._worker_store.address_for(self._params.local_addr or self._place.advertised_address(engine))
+        self._own_address = self._params.local_addr or self._place.advertised_address(engine)
+        self._address = self._worker_store.address_for(self._own_address)
         me = Identity(self.name, self._hint, self._address, lease)
         joining = make_joining(self._params, settings, self._introduction, me, self._terms)
         return engine, Participant(joining.replace(former=driver.former))
