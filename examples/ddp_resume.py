@@ -35,19 +35,19 @@ def train(killed_after: int) -> float:
     warm_up(model)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     found = checkpoint.load()
+    first, loss = 0, torch.zeros(())
     if found is not None:
         model.load_state_dict(found.state["model"])
         optimizer.load_state_dict(found.state["optimizer"])
-    first = 0 if found is None else found.step + 1
+        first, loss = found.step + 1, found.state["loss"]
     print(f"rank {dist.get_rank()} begins at step {first}", flush=True)
-    loss = torch.zeros(())
     for step in range(first, STEPS):
         inputs = batch(step)
         loss = torch.nn.functional.mse_loss(model(inputs), inputs.square().sum(1, keepdim=True).sin())
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        checkpoint.save(step, {"model": model.state_dict(), "optimizer": optimizer.state_dict()})
+        checkpoint.save(step, {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "loss": loss.detach()})
         if step == killed_after and dist.get_rank() == 1 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
             os.kill(os.getpid(), signal.SIGKILL)
     dist.all_reduce(loss.detach())
