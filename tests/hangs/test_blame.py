@@ -8,6 +8,8 @@ from collections.abc import Callable
 
 from tests.hangs.watching import Watching
 
+from rallypoint.protocol.verdict import MAY_WAIT_ELSEWHERE
+
 Watch = Callable[..., Watching]
 WITHIN_S = 5.0
 WAIT_OR_HANG = """
@@ -33,6 +35,16 @@ def test_the_one_that_stands_elsewhere_is_blamed(watching: Watch) -> None:
     assert any("ranks 10-11,13" in line and "wait" in line for line in found.lines)
     summary = job.stacks()
     assert summary.index("rank 12, main thread:\n  hang (") < summary.index("ranks 10-11,13, main thread:\n  wait_for_others (")
+
+
+def test_where_nothing_tells_them_apart_it_is_said_that_all_may_wait_for_another_node(watching: Watch) -> None:
+    job = watching("0.6", size=2).start("print(flush=True); time.sleep(60)")
+    job.watch._has_other_nodes = True
+    job.until_ready()
+    found = job.hang(WITHIN_S)
+    assert found is not None
+    (hung,) = found.hung
+    assert hung.why.endswith(f", as all workers here, which {MAY_WAIT_ELSEWHERE}")
 
 
 def test_the_one_with_the_fewest_steps_is_blamed(watching: Watch) -> None:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from rallypoint.base.json_text import clip, size
 from rallypoint.base.text import count_of, joined
 from rallypoint.protocol.verdict import (
+    MAY_WAIT_ELSEWHERE,
     NAMED_MAX,
     NodeReport,
     Verdict,
@@ -78,6 +79,15 @@ def test_an_echo_is_passed_over_for_a_failure_of_its_own(message: str) -> None:
     early, late = failure(0, message, age_s=9.0, exitcode=-13), failure(4, "ValueError: bad", host="b")
     assert cause_of(report("a", 1, early), report("b", 2, late)) == 4
     assert cause_of(report("a", 1, early, late)) == 4
+
+
+def test_a_hang_that_a_node_is_sure_of_goes_before_one_that_may_only_wait() -> None:
+    """P30: both nodes were about to say who hangs; one of them knew."""
+    sure = "it hung: asleep for 3.0 s (limit 3 s)"
+    waits = failure(2, f"{sure}, as all workers here, which {MAY_WAIT_ELSEWHERE}", exitcode=-9)
+    verdict = judge_failures([report("a", 1, waits), report("b", 2, failure(4, sure, exitcode=-9, host="b"))])
+    assert (verdict.cause_node, verdict.alike, [victim.rank for victim in verdict.victims]) == ("b", ((4, 4),), [2])
+    assert cause_of(report("a", 1, waits)) == 2
 
 
 def test_if_all_are_echoes_the_first_is_the_cause() -> None:

@@ -18,6 +18,7 @@ from rallypoint.hangs.rules import HangLimits, Sample, Stillness, Suspect, parse
 from rallypoint.hangs.stacks import StackDesk, brief_lines, rank_ranges, standing, write_stacks
 from rallypoint.output.log_specs import LogFolder, file_clerk
 from rallypoint.processes.activity import ProcessSight, families_of, look_at, read_file, threads_of
+from rallypoint.protocol.verdict import MAY_WAIT_ELSEWHERE
 from rallypoint.worker_site import in_front
 
 TYPE_CHECKING = False
@@ -302,6 +303,7 @@ class HangWatch:
             lines.append(f"also silent, probably waiting for it: {rank_ranges(one.global_rank for one in waiting)}")
         if is_elsewhere:
             lines.append("nothing tells the workers here apart: all may wait for one of another node")
+            hung = tuple(one.replace(why=f"{one.why}, as all workers here, which {MAY_WAIT_ELSEWHERE}") for one in hung)
         lines += _phases_of([one for one in there if one not in silent])
         hang = self._write_down(hung, waiting, lines, stacks)
         if not is_elsewhere or self._verdict_at is None:

@@ -38,8 +38,8 @@ from rallypoint.base.text import Run, count_of, failure_kind, joined, many, plur
 from rallypoint.protocol.restarts import ended_text
 
 __all__ = [
-    "ECHOES", "NAMED_MAX", "NodeReport", "Verdict", "Victim", "WorkerFailure", "bounded", "cause_text", "decode", "decode_report",
-    "describe", "encode", "encode_report", "explain", "judge_failures",
+    "ECHOES", "MAY_WAIT_ELSEWHERE", "NAMED_MAX", "NodeReport", "Verdict", "Victim", "WorkerFailure", "bounded", "cause_text",
+    "decode", "decode_report", "describe", "encode", "encode_report", "explain", "judge_failures",
 ]  # fmt: skip
 
 NAMED_MAX = 16
@@ -54,6 +54,7 @@ _PLACE_BYTES_MAX = 200
 _SAME_MAX = 8  # runs of ranks; those of a node are in one, mostly
 _SAME_BYTES_MAX = _SAME_MAX * 28
 
+MAY_WAIT_ELSEWHERE = "may wait for one of another node"
 # What a worker's last words contain, in lower case, when somebody that it talked to has gone away.
 ECHOES = (
     "connection reset by peer",  # TCP, as the C library says it
@@ -71,6 +72,7 @@ ECHOES = (
     "recv operation to complete",
     "send operation to complete",
     "timed out waiting for clients",
+    MAY_WAIT_ELSEWHERE,  # a hang of which its own node knows no more
 )
 
 
