@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     _Called = TypeVar("_Called", bound=Callable[..., Any])
 
-__all__ = ["announce", "checkpoint", "heartbeat", "progress", "section"]
+__all__ = ["announce", "checkpoint", "heartbeat", "progress", "ready", "section"]
 
 _page: PulseMapping | None = None  # None: nobody asks, or this process is not the worker
 _lock = RLock()
@@ -107,6 +107,20 @@ def announce() -> None:
 
             atexit.register(_exit)
             os.register_at_fork(after_in_child=_forget)
+
+
+def ready() -> None:
+    """Say that all is prepared that does not depend on this worker's place in the job: imports, model, a context on its GPU.
+
+    With ``--standby`` another process waits here, for each worker, to take its place if the group is restarted. So call it before
+    anything is read of the environment but LOCAL_RANK and LOCAL_WORLD_SIZE, and before processes meet. Without, it does nothing.
+    """
+    place = os.environ.pop(defaults.ENV_STANDBY, None)
+    if place is not None:
+        from rallypoint.processes.standby_worker import take_place
+
+        take_place(place)
+        announce()
 
 
 def _exit() -> None:

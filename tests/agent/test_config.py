@@ -24,7 +24,7 @@ TORCH_FIELDS = [
 OWN_FIELDS = [
     ("exit_barrier_timeout", 300.0), ("log_max_bytes", None), ("worker_env", {}), ("no_retry_exit_codes", ()),
     ("restart_backoff", 1.0), ("restart_window", 0.0), ("hang_timeout", None),
-    ("preload", ()), ("checkpoint_memory", None), ("checkpoint_dir", None), ("checkpoint_copies", 0),
+    ("preload", ()), ("standby", False), ("checkpoint_memory", None), ("checkpoint_dir", None), ("checkpoint_copies", 0),
     ("checkpoint_bandwidth", None), ("health_port", None),
     ("health_addr", "127.0.0.1"),
 ]  # fmt: skip

@@ -26,7 +26,7 @@ OWN_DEFAULTS = {
     "pass_exit_code": False, "log_max_size": None, "exit_barrier_timeout": 300.0, "omp_num_threads": None, "help": False,
     "version": False, "node_unit": None, "secret_file": None, "no_retry_exit_codes": None, "restart_backoff": None,
     "restart_window": None, "worker_store": None, "worker_store_port": None, "worker_store_memory": None,
-    "preload": "", "checkpoint_memory": None,
+    "preload": "", "standby": False, "checkpoint_memory": None,
     "checkpoint_dir": None, "checkpoint_copies": 0, "checkpoint_bandwidth": None,
     "hang_timeout": None, "health_port": None, "health_addr": "127.0.0.1", "dry_run": False,
 }  # fmt: skip

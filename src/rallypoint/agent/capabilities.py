@@ -16,9 +16,12 @@ from rallypoint.rendezvous.handler import WakingHandler
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from rallypoint.failures.process_failure import ProcessFailure
+    from collections.abc import Mapping
 
-__all__ = ["NoFolders", "NoHold", "folders_of", "hold_on", "news_fd_of", "peers_of"]
+    from rallypoint.failures.process_failure import ProcessFailure
+    from rallypoint.processes.standby import Standby
+
+__all__ = ["NoFolders", "NoHold", "NoReserve", "folders_of", "hold_on", "news_fd_of", "peers_of"]
 
 
 def peers_of(spec: WorkerSpec) -> PlainPeers:
@@ -65,6 +68,34 @@ def hold_on(context: PContext | None) -> WardedContext | NoHold:
 def news_fd_of(context: PContext | None) -> int | None:
     """Readable when a worker may have ended; None where only polling tells, as with what others put in a context's place."""
     return context.news_fd() if isinstance(context, PContext) else None
+
+
+class NoReserve:
+    """Of processes on standby (`agent.reserve`), where nobody asks for them."""
+
+    def equip(self, envs: Mapping[int, dict[str, str]]) -> dict[int, tuple[int, ...]]:
+        """What the workers that are about to start need; the files that they get for it, by local rank."""
+        return {}
+
+    def started(self) -> None:
+        """They run."""
+
+    def look(self, context: PContext, now: float) -> None:
+        """See who is ready, and whether it is time."""
+
+    def news_fds(self) -> list[int]:
+        """Readable when there is something to see."""
+        return []
+
+    def next_look_at(self) -> float | None:
+        return None
+
+    def take(self) -> Standby | None:
+        """Those who are to be the next workers, if there are any."""
+        return None
+
+    def close(self) -> None:
+        """There will be no more workers."""
 
 
 class NoFolders:

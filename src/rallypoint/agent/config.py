@@ -56,6 +56,7 @@ class LaunchConfig(Record):
     restart_window: only restarts within so many seconds count against max_restarts; 0: all of the job's.
     hang_timeout: seconds without a sign of life after which a worker hangs; other limits may follow, see `--hang-timeout`.
     preload: modules that workers find imported, as their names or as a text with commas, see `--preload`.
+    standby: whether another process waits for each worker to take its place, see `rallypoint.worker.ready`.
     checkpoint_memory: bytes on this node for what its workers save with `rallypoint.worker.checkpoint`.
     checkpoint_dir: a folder for that memory when a job ends before its work is done; the next one finds it there.
     checkpoint_copies: on how many other nodes there is a copy of what workers save, 0 or 1.
@@ -97,6 +98,7 @@ class LaunchConfig(Record):
     restart_window: float = field(default=defaults.RESTART_WINDOW_S, kw_only=True)
     hang_timeout: str | float | None = field(default=None, kw_only=True)
     preload: str | tuple[str, ...] = field(default=(), kw_only=True)
+    standby: bool = field(default=False, kw_only=True)
     checkpoint_memory: int | None = field(default=None, kw_only=True)
     checkpoint_dir: str | None = field(default=None, kw_only=True)
     checkpoint_copies: int = field(default=0, kw_only=True)

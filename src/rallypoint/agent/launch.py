@@ -194,6 +194,7 @@ def _make_agent(
         worker_env=config.worker_env,
         hang_timeout=config.hang_timeout,
         preload=tuple(config.preload),
+        standby=config.standby,
         checkpoint_memory=config.checkpoint_memory,
         checkpoint_dir=config.checkpoint_dir,
         checkpoint_copies=config.checkpoint_copies,

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from rallypoint.agent import records as agent_records
 from rallypoint.agent.agent import SimpleElasticAgent
-from rallypoint.agent.capabilities import folders_of, hold_on, news_fd_of
+from rallypoint.agent.capabilities import NoReserve, folders_of, hold_on, news_fd_of
 from rallypoint.agent.peers import OwnRestarts
 from rallypoint.agent.worker_monitor import WorkerMonitor
 from rallypoint.agent.workers import RunResult, WorkerGroup, WorkerSpec, WorkerState
@@ -82,6 +82,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         restart_policy: RestartPolicy | None = None,
         hang_timeout: str | float | None = None,
         preload: tuple[str, ...] = (),
+        standby: bool = False,
         checkpoint_memory: int | None = None,
         checkpoint_dir: str | None = None,
         checkpoint_copies: int = 0,
@@ -99,6 +100,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         self._worker_watchdog: FileTimerServer | None = None
         self._hang_timeout = hang_timeout
         self._preload = preload
+        self._reserve = _make_reserve(standby)
         self._checkpoint_memory = checkpoint_memory
         self._checkpoint_dir = checkpoint_dir
         self._checkpoint_copies, self._checkpoint_bandwidth = checkpoint_copies, checkpoint_bandwidth
@@ -139,6 +141,7 @@ class LocalElasticAgent(SimpleElasticAgent):
             raise
         finally:
             self._stop_local_watchdog()
+            self._reserve.close()
             if self._health_check_server is not None:
                 self._health_check_server.stop()
             self._monitor.close()
@@ -218,7 +221,8 @@ class LocalElasticAgent(SimpleElasticAgent):
             extra_env=self._worker_env,
         )
         envs = {plan.local_rank: _with_site(self._monitor.add_env(plan.local_rank, plan.env)) for plan in plans}
-        kept_files = self._keep_snapshots(worker_group, generation, envs)
+        standby = self._reserve.take()
+        kept_files = _both(self._keep_snapshots(worker_group, generation, envs), self._reserve.equip(envs))
         self._setup_local_watchdog(envs=envs)
         prefixes = {plan.local_rank: plan.prefix for plan in plans if plan.prefix is not None}
         ours: dict[str, Any] = {}  # where there is none, what is called is as torch's: programs put their own in its place
@@ -228,6 +232,8 @@ class LocalElasticAgent(SimpleElasticAgent):
             ours["preload"] = self._preload
         if kept_files:
             ours["kept_files"] = kept_files
+        if standby is not None:
+            ours["standby"] = standby
         with self._monitor.starting:
             self._pcontext = start_processes(
                 name=spec.role,
@@ -242,6 +248,7 @@ class LocalElasticAgent(SimpleElasticAgent):
                 duplicate_stderr_filters=spec.duplicate_stderr_filters,
                 **ours,
             )
+        self._reserve.started()
         if self._snapshots is not None:
             self._snapshots.started()
         hold = hold_on(self._pcontext)
@@ -309,6 +316,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         ended = context.wait(0)
         if ended is None:
             self._monitor.look()
+            self._reserve.look(context, time.monotonic())
             return RunResult(WorkerState.HEALTHY)
         global_rank = {worker.local_rank: worker.global_rank for worker in worker_group.workers}
         if ended.is_failed():
@@ -358,11 +366,12 @@ class LocalElasticAgent(SimpleElasticAgent):
         is_ours = type(self)._monitor_workers is LocalElasticAgent._monitor_workers
         must_poll = news_fd is None or not is_ours or self._peers.must_be_polled
         timeouts_s = [self._worker_group.spec.monitor_interval] if must_poll else []
-        if (look_at := self._monitor.next_look_at()) is not None:
-            timeouts_s.append(look_at - time.monotonic())
+        for look_at in (self._monitor.next_look_at(), self._reserve.next_look_at()):
+            if look_at is not None:
+                timeouts_s.append(look_at - time.monotonic())
         if self._quiet_since is not None:
             timeouts_s.append(self._quiet_since + QUIET_S - time.monotonic())
-        fds = [news_fd if is_ours else None, self._peers.wakeup_fd(), inbox.fileno()]
+        fds = [news_fd if is_ours else None, self._peers.wakeup_fd(), inbox.fileno(), *self._reserve.news_fds()]
         readable = wait_readable(fds, min(timeouts_s, default=None))
         self._note_quiet(is_quiet=not readable)
 
@@ -376,6 +385,19 @@ class LocalElasticAgent(SimpleElasticAgent):
         elif now >= self._quiet_since + QUIET_S:
             self._quiet_since = None
             _load_provisions()
+
+
+def _make_reserve(is_wanted: bool) -> NoReserve:
+    """What it takes is loaded only where it is used."""
+    if not is_wanted:
+        return NoReserve()
+    from rallypoint.agent.reserve import Reserve
+
+    return Reserve()
+
+
+def _both(some: dict[int, tuple[int, ...]], more: dict[int, tuple[int, ...]]) -> dict[int, tuple[int, ...]]:
+    return {local_rank: (*some.get(local_rank, ()), *more.get(local_rank, ())) for local_rank in {**some, **more}}
 
 
 def _with_site(env: dict[str, str]) -> dict[str, str]:

@@ -32,6 +32,7 @@ ENV_CUDA_VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
 ENV_GENERATION = "RALLYPOINT_GENERATION"  # rises whenever workers are started anew, for whatever reason; the same on all nodes
 ENV_PULSE = "RALLYPOINT_PULSE"  # where the worker tells of its progress: its page in a file, a colon, the path of the file
 ENV_CHECKPOINT = "RALLYPOINT_CHECKPOINT"  # where it keeps snapshots: open files, how much they may hold, and its line, by colons
+ENV_STANDBY = "RALLYPOINT_STANDBY"  # its line to the agent, for `rallypoint.worker.ready`; and whether it is on standby
 ENV_STACKS = "RALLYPOINT_STACKS"  # where its stacks go when it hangs; spelled out in worker_site, which imports nothing of ours
 ENV_PYTHONPATH = "PYTHONPATH"
 ENV_FAULTHANDLER = "PYTHONFAULTHANDLER"  # anything but nothing: a Python that crashes shows where it was
@@ -123,6 +124,7 @@ HEALTH_TIMEOUT_S = 60  # without a sign of progress
 
 # Ends.
 SHUTDOWN_TIMEOUT_S = 30  # from the first signal to SIGKILL
+STANDBY_AFTER_S = 3.0  # from when all workers are ready to when others are started to wait for their places
 SAME_FAILURE_WAIT_S = 0.5  # after the last failure, for the others to fail the same way, if they do
 UNINTERRUPTIBLE_TIMEOUT_S = 10.0  # from SIGKILL until a process is called unkillable
 EXIT_BARRIER_TIMEOUT_S = 300.0

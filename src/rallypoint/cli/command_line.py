@@ -129,6 +129,9 @@ OPTIONS: tuple[Option, ...] = (
     Option("--preload", "str", "", WORKERS,
            "Import these modules once per node, such as torch,transformers, and start every worker, and every restarted one, as a"
            " fork that has them. Where that would not be safe, workers import them as usual.", "MODULES"),
+    Option("--standby", "flag", False, WORKERS,
+           "Once all workers have called rallypoint.worker.ready(), start each of them once more, to wait in that call and take"
+           " over at the next restart. Takes as much memory again."),
     Option("--checkpoint-memory", "size", None, WORKERS,
            "Memory on this node for what its workers save with rallypoint.worker.checkpoint, such as 40G: it outlives them, and"
            " restarted workers find it. Default: none.", "BYTES[K|M|G]"),

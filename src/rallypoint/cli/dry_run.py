@@ -58,7 +58,8 @@ def _job(config: LaunchConfig, has_own_logs: bool) -> Iterator[str]:
     least, most = config.min_nodes, config.max_nodes
     yield from _row("run id", config.run_id or _START)
     yield from _row("nodes", f"{least}" if least == most else f"{least} to {most}")
-    yield from _row("workers here", f"{config.nproc_per_node}, role {config.role}")
+    standby = f", and {config.nproc_per_node} more on standby" if config.standby else ""
+    yield from _row("workers here", f"{config.nproc_per_node}, role {config.role}{standby}")
     yield from _row("rendezvous", " at ".join(filter(None, [config.rdzv_backend, _veil(config.rdzv_endpoint)])))
     yield from _row("settings", _settings(config))
     yield from _row("restarts", f"{config.max_restarts} at most" + _pauses(config))

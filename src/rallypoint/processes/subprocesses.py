@@ -14,6 +14,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from rallypoint.processes.standby import Standby
+
 __all__ = ["SubprocessContext", "start_processes"]
 
 
@@ -22,6 +24,17 @@ class SubprocessContext(WardedContext):
 
     def _launch_of(self, local_rank: int, env: dict[str, str]) -> Launch:
         return Launch(local_rank, (str(self.entrypoint), *map(str, self.args[local_rank])), env, {})
+
+    def start_standby(self) -> Standby:
+        """The same program, once more for each local rank, to wait in `rallypoint.worker.ready`."""
+        from rallypoint.processes.standby import Standby
+        from rallypoint.processes.warm_rules import environment_ahead
+
+        launches = [
+            self._launch_of(rank, self._environment_of(environment_ahead(env))).replace(cpus=self.cpus.get(rank, ()))
+            for rank, env in sorted(self.envs.items())
+        ]
+        return Standby([one.replace(may_run_unbound=self._may_run_unbound) for one in launches], self._keep_warm)
 
 
 def start_processes(
@@ -39,11 +52,13 @@ def start_processes(
     licence_fd: int | None = None,
     preload: tuple[str, ...] = (),
     kept_files: dict[int, tuple[int, ...]] | None = None,
+    standby: Standby | None = None,
 ) -> PContext:
     """Start one process for each local rank, running a program or a function, and return them as a group.
 
     With `licence_fd` they may run as long as that page of memory says (`processes.licence`). With `preload` they find these
     modules imported, where that can be (`processes.keeper`). `kept_files` are ours, by local rank: those workers have them too.
+    With `standby` they are processes that have waited for this.
     """
     rest = (log_line_prefixes, numa_options, duplicate_stdout_filters, duplicate_stderr_filters)
     context: WardedContext
@@ -56,5 +71,6 @@ def start_processes(
     context.licence_fd = licence_fd
     context.preload = preload
     context.kept_files = kept_files or {}
+    context.standby = standby
     context.start()
     return context

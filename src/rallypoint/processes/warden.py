@@ -161,6 +161,13 @@ class Warden:
         elif command == "licence":
             self._take_licence(fds.pop())
             self._until = FOREVER  # there is nobody to be killed
+        elif command == "license":  # those who have waited are workers from now on
+            self._take_licence(fds.pop())
+            if time.monotonic() >= self._until:
+                self._expire()
+        elif command == "disown":
+            self._take_licence(-1)
+            self._report("disowned")
         elif command == "keep":
             self._keep(arguments[0])
         elif command == "dismiss":

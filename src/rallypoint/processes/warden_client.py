@@ -93,11 +93,15 @@ class Kept(Value):
     why: str
 
 
+class Disowned(Value):
+    """It has no licence any more."""
+
+
 class Lost(Value):
     """The warden itself has ended, and with it every worker."""
 
 
-Report = Started | FailedToStart | Exited | Rest | Expired | Kept | Lost
+Report = Started | FailedToStart | Exited | Rest | Expired | Kept | Disowned | Lost
 
 
 def _to_reports(kind: str, *fields: Any) -> list[Report]:
@@ -108,6 +112,8 @@ def _to_reports(kind: str, *fields: Any) -> list[Report]:
         return [Rest(tuple(fields[0]))]
     if kind == "kept":
         return [Kept(*fields)]
+    if kind == "disowned":
+        return [Disowned()]
     return [Expired(*fields) if kind == "expired" else Exited(*fields)]
 
 
@@ -168,6 +174,19 @@ class WardenClient:
     def entrust(self, licence_fd: int) -> None:
         """Let it testify for us, should we be killed before we have a worker."""
         self._send(("licence",), [licence_fd])
+
+    def license(self, licence_fd: int) -> None:
+        """Those whom it has started without may run as long as this page says."""
+        self._send(("license",), [licence_fd])
+
+    def disown(self, timeout_s: float = READ_TIMEOUT_S) -> bool:
+        """Whether it is certain that it will not testify for this node any more; it has no worker."""
+        self._send(("disown",))
+        give_up_at = time.monotonic() + timeout_s
+        while not self.is_lost and (left_s := give_up_at - time.monotonic()) > 0:
+            if Disowned() in self.receive(left_s):
+                return True
+        return self.is_lost
 
     def signal_worker(self, local_rank: int, number: int) -> None:
         self._send(("signal", local_rank, int(number)))
@@ -330,7 +349,7 @@ def take() -> WardenClient:
 
 def _is_idle_talk(news: Report) -> bool:
     """That nobody is left may be told more than once; and a keeper may have been rebuilt."""
-    return news == Rest(()) or isinstance(news, Kept)
+    return news == Rest(()) or isinstance(news, Kept | Disowned)
 
 
 def put_back(client: WardenClient) -> None:
@@ -346,6 +365,15 @@ def entrust(licence_fd: int) -> None:
     if idle is not None:
         idle.entrust(licence_fd)
         put_back(idle)
+
+
+def disown_idle() -> None:
+    """Another warden has the workers from now on: what the idle one would testify, that nobody is left, need not be true."""
+    idle = _shelf.swap(None)
+    if idle is not None and idle.disown():
+        put_back(idle)
+    elif idle is not None:
+        idle.close()
 
 
 class keep_wardens:

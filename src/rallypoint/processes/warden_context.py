@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from rallypoint.failures.memory_kills import MemoryKills
     from rallypoint.failures.process_failure import ProcessFailure
+    from rallypoint.processes.standby import Standby
     from rallypoint.protocol.shutdown import Send, Target
 
 __all__ = ["EndReason", "WardedContext"]
@@ -78,6 +79,7 @@ class WardedContext(PContext):
         self.licence_fd: int | None = None  # of the page that says until when the workers may run; None: there is no limit
         self.preload: tuple[str, ...] = ()  # the modules that workers are to find imported
         self.kept_files: dict[int, tuple[int, ...]] = {}  # by local rank, those of ours that a worker has at the same number
+        self.standby: Standby | None = None  # processes that have waited to be the workers
         self.expired_at: float | None = None  # when their warden killed them because that was over, of time.monotonic()
         self._warden: WardenClient | None = None
         self._outlets: Outlets | None = None
@@ -152,7 +154,7 @@ class WardedContext(PContext):
             from rallypoint.affinity import cpus_of_workers
 
             self.cpus = cpus_of_workers(self._numa_options, self.envs)
-        self._warden = self._open_warden()
+        self._warden = self._open_warden() if self.standby is None else self.standby.warden
         self._logs = self._destinations()
         specs = self._logs_specs
         limit, folder = getattr(specs, "log_max_bytes", None), getattr(specs, "run_folder", None)
@@ -165,9 +167,11 @@ class WardedContext(PContext):
             self._outlets.make_filtered_files(Std(filtered))
             self._outlets.open_files()
             launches = [self._launch(rank, stdin) for rank in sorted(self.args)]
-            if self.preload:
-                self._keep_warm(launches)
-            self._warden.spawn(launches, self.licence_fd)
+            if self.standby is None:
+                self._keep_warm(self._warden, launches)
+                self._warden.spawn(launches, self.licence_fd)
+            else:
+                self._take_over(self.standby, launches)
         finally:
             self._outlets.hand_over()
             if stdin is not None and stdin > 0:
@@ -175,12 +179,22 @@ class WardedContext(PContext):
         self._prepare_for_failures()
         self._await_start()
 
-    def _keep_warm(self, launches: list[Launch]) -> None:
+    def _take_over(self, standby: Standby, launches: list[Launch]) -> None:
+        """Those who have waited are our workers from now on, and their warden is the one that answers for this node."""
+        assert self._warden is not None
+        warden_client.disown_idle()
+        standby.hand_over(launches, self.licence_fd)
+        for rank, pid in standby.pids.items():
+            self._pids[rank] = pid
+            self._handles.add(rank, pid, self._warden.pid)
+
+    def _keep_warm(self, warden: WardenClient, launches: list[Launch]) -> None:
         """Have these workers, and those of later groups, forked from an interpreter that has imported what they need."""
+        if not self.preload:
+            return
         from rallypoint.processes import warm_rules
         from rallypoint.worker_site import in_front
 
-        assert self._warden is not None
         envs = [launch.env for launch in launches]
         why = warm_rules.why_fresh([launch.argv for launch in launches], envs, sys.executable, bool(self.cpus))
         if why:
@@ -188,7 +202,7 @@ class WardedContext(PContext):
             return
         env = warm_rules.environment_of_all(envs)
         env[defaults.ENV_PYTHONPATH] = in_front(env.get(defaults.ENV_PYTHONPATH))
-        self._warden.keep(launches[0].replace(env=env), self.preload)
+        warden.keep(launches[0].replace(env=env), self.preload)
 
     def _import_time_s(self) -> float:
         """How long modules may take to be imported, before workers are fresh interpreters instead."""
@@ -223,16 +237,24 @@ class WardedContext(PContext):
         assert self._outlets is not None
         prefix = (self._log_line_prefixes or {}).get(rank, f"[{self.name}{rank}]:")
         own = {**self.envs[rank], defaults.ENV_ERROR_FILE: self._logs.error_files[rank]}
-        launch = self._launch_of(rank, {defaults.ENV_FAULTHANDLER: "1", **self._inherited_env, **own})
+        launch = self._launch_of(rank, self._environment_of(own))
         streams = {
             1: self._outlets.open(rank, Std.OUT, prefix, self._duplicate_stdout_filters),
             2: self._outlets.open(rank, Std.ERR, prefix, self._duplicate_stderr_filters),
         }
         if stdin is not None:
             streams[0] = stdin
-        may_run_unbound = bool(getattr(self._numa_options, "should_fall_back_if_binding_fails", False))
         streams |= {fd: fd for fd in self.kept_files.get(rank, ())}
-        return launch.replace(fds={**streams, **launch.fds}, cpus=self.cpus.get(rank, ()), may_run_unbound=may_run_unbound)
+        cpus, may_run_unbound = self.cpus.get(rank, ()), self._may_run_unbound
+        return launch.replace(fds={**streams, **launch.fds}, cpus=cpus, may_run_unbound=may_run_unbound)
+
+    def _environment_of(self, own: dict[str, str]) -> dict[str, str]:
+        """The whole of it, with what is a worker's own."""
+        return {defaults.ENV_FAULTHANDLER: "1", **self._inherited_env, **own}
+
+    @property
+    def _may_run_unbound(self) -> bool:
+        return bool(getattr(self._numa_options, "should_fall_back_if_binding_fails", False))
 
     def _await_start(self) -> None:
         """Return when every worker has been started; if one cannot be, none is left.

@@ -11,15 +11,16 @@ from collections.abc import Mapping, Sequence
 
 from rallypoint.base import defaults as names
 
-__all__ = ["environment_of_all", "read_modules", "why_fresh"]
+__all__ = ["environment_ahead", "environment_of_all", "read_modules", "why_fresh"]
 
 # They differ between workers, or between one generation and the next.
 _PLACE = frozenset({
     names.ENV_LOCAL_RANK, names.ENV_RANK, names.ENV_GROUP_RANK, names.ENV_ROLE_RANK, names.ENV_ROLE_NAME,
     names.ENV_LOCAL_WORLD_SIZE, names.ENV_WORLD_SIZE, names.ENV_GROUP_WORLD_SIZE, names.ENV_ROLE_WORLD_SIZE,
     names.ENV_MASTER_ADDR, names.ENV_MASTER_PORT, names.ENV_RESTART_COUNT, names.ENV_GENERATION, names.ENV_ERROR_FILE,
-    names.ENV_PULSE, names.ENV_STACKS, names.ENV_CHECKPOINT,
+    names.ENV_PULSE, names.ENV_STACKS, names.ENV_CHECKPOINT, names.ENV_STANDBY,
 })  # fmt: skip
+_KNOWN_AHEAD = frozenset({names.ENV_LOCAL_RANK, names.ENV_LOCAL_WORLD_SIZE, names.ENV_ROLE_NAME, names.ENV_STACKS})
 _ENDS_FLAGS = "cm"  # what follows is a command or a module
 _TAKES_VALUE = "WX"
 _UNFIT = "EIShV?"  # the interpreter would not look into our folder, or not run anything
@@ -48,6 +49,11 @@ def why_fresh(commands: Sequence[Sequence[str]], envs: Sequence[Mapping[str, str
     if is_bound and not all(names.ENV_OMP_NUM_THREADS in env for env in envs):
         return f"they are bound to CPUs, which libraries count when they are imported; set {names.ENV_OMP_NUM_THREADS}"
     return ""
+
+
+def environment_ahead(env: Mapping[str, str]) -> dict[str, str]:
+    """What a process may know before it has its place in the job. What it must not read then is missing, not wrong."""
+    return {name: value for name, value in env.items() if name not in _PLACE - _KNOWN_AHEAD}
 
 
 def _unfit_flag(arguments: Sequence[str]) -> str:

@@ -1,0 +1,84 @@
+"""A worker's side of ``--standby``: what `rallypoint.worker.ready` does where an agent asks for it.
+
+A worker tells the agent that its program calls it, and goes on. A process on standby stays in it until it has a place in the job:
+then it gets what a new worker starts with, its environment, its standard streams and the agent's files, and is that worker.
+"""
+
+from __future__ import annotations
+
+import _socket  # see frames
+import os
+import sys
+
+from rallypoint.base import defaults
+from rallypoint.processes.frames import FrameReader
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+__all__ = ["READY", "WAIT", "take_place"]
+
+READY = b"r"
+WAIT = "wait"  # behind the number of the line: this process is on standby
+SHOWN_BYTES = 1 << 20  # of what was written while it waited
+
+
+def take_place(place: str) -> None:
+    """Say that all is ready; on standby, return when this process has become a worker. `place` is what the agent told."""
+    fd, _, role = place.partition(":")
+    line = _socket.socket(fileno=int(fd))
+    try:
+        line.send(READY, _socket.MSG_NOSIGNAL)
+    except OSError:  # nobody is interested any more
+        pass
+    if role == WAIT:
+        _become_worker(line)
+    line.close()
+
+
+def _become_worker(line: _socket.socket) -> None:
+    try:
+        frame = FrameReader(line).read()
+    except EOFError:  # there will be no turn for us
+        os._exit(0)
+    assert frame is not None  # the line blocks
+    (env, streams, kept), fds = frame
+    _change_streams({target: fds[position] for target, position in streams})
+    numbers = {number: fds[position] for number, position in kept}
+    os.environ.clear()
+    os.environ.update(_with_own_numbers(env, numbers))
+
+
+def _change_streams(streams: dict[int, int]) -> None:
+    """What was written so far goes where a new worker's output goes, and so does the rest."""
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            stream.flush()
+    written = {target: _content(target) for target in streams if target in (1, 2)}
+    for target, fd in streams.items():
+        os.dup2(fd, target)
+        os.close(fd)
+    out: Any = sys.stdout
+    if out is not None and not out.write_through:  # with -u it makes no difference where it goes
+        out.reconfigure(line_buffering=os.isatty(1))
+    for target, content in written.items():
+        left = memoryview(content)
+        while left:
+            left = left[os.write(target, left) :]
+
+
+def _content(fd: int) -> bytes:
+    """Of the file in memory that it was given for a stream, the end."""
+    size = os.fstat(fd).st_size
+    return os.pread(fd, SHOWN_BYTES, max(0, size - SHOWN_BYTES))
+
+
+def _with_own_numbers(env: dict[str, str], numbers: dict[int, int]) -> dict[str, str]:
+    """Files of the agent have other numbers here, where the program has opened its own meanwhile."""
+    place = env.get(defaults.ENV_CHECKPOINT)
+    if place is None:
+        return env
+    files, most_bytes, line = place.split(":")
+    mapped = ",".join(str(numbers[int(one)]) for one in files.split(","))
+    return {**env, defaults.ENV_CHECKPOINT: f"{mapped}:{most_bytes}:{numbers[int(line)] if line else ''}"}
