@@ -115,7 +115,7 @@ def ready() -> None:
     With ``--standby`` another process waits here, for each worker, to take its place if the group is restarted. So call it before
     anything is read of the environment but LOCAL_RANK and LOCAL_WORLD_SIZE, and before processes meet. Without, it does nothing.
     """
-    place = os.environ.pop(defaults.ENV_STANDBY, None)
+    place = environment.take(defaults.ENV_STANDBY)
     if place is not None:
         from rallypoint.processes.standby_worker import take_place
 

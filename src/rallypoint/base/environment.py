@@ -18,13 +18,36 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-__all__ = ["StandIn", "first_of", "imported_torch", "is_on", "own", "temporary_dir", "text", "torch_distributed", "write"]
+__all__ = [
+    "StandIn",
+    "first_of",
+    "imported_torch",
+    "is_on",
+    "own",
+    "replace",
+    "take",
+    "temporary_dir",
+    "text",
+    "torch_distributed",
+    "write",
+]
 
 own: Mapping[str, str] = os.environ  # as it is at any moment
 
 
 def write(variables: Mapping[str, str]) -> None:
     """Put these into this process's own environment: programs for torch look for them there."""
+    os.environ.update(variables)
+
+
+def take(name: str) -> str | None:
+    """The value of a variable that is of use once; neither we nor our children find it from now on."""
+    return os.environ.pop(name, None)
+
+
+def replace(variables: Mapping[str, str]) -> None:
+    """Let this process have another environment, as if it had been started with it."""
+    os.environ.clear()
     os.environ.update(variables)
 
 

@@ -10,7 +10,7 @@ import _socket  # see frames
 import os
 import sys
 
-from rallypoint.base import defaults
+from rallypoint.base import defaults, environment
 from rallypoint.processes.frames import FrameReader
 
 TYPE_CHECKING = False
@@ -46,8 +46,7 @@ def _become_worker(line: _socket.socket) -> None:
     (env, streams, kept), fds = frame
     _change_streams({target: fds[position] for target, position in streams})
     numbers = {number: fds[position] for number, position in kept}
-    os.environ.clear()
-    os.environ.update(_with_own_numbers(env, numbers))
+    environment.replace(_with_own_numbers(env, numbers))
 
 
 def _change_streams(streams: dict[int, int]) -> None:
