@@ -79,12 +79,20 @@ class Job:
         fields = [line.split() for line in self.lines(count)]
         return [Report(float(at), int(attempt), int(pid)) for at, attempt, pid in fields]
 
+    def wait_for_line(self, text: str) -> None:
+        """Until the launcher has said this."""
+        deadline = time.monotonic() + LINE_TIMEOUT_S
+        while text not in self.errors():
+            if time.monotonic() > deadline:
+                raise SystemExit(f"benchmarks: {self.process.args!r} did not say {text!r}\n{self.errors()}")
+            time.sleep(0.01)
+
     def wait(self) -> int:
         return self.process.wait(END_TIMEOUT_S)
 
     def errors(self) -> str:
-        self._errors.seek(0)
-        return self._errors.read().decode(errors="replace")
+        fd = self._errors.fileno()
+        return os.pread(fd, os.fstat(fd).st_size, 0).decode(errors="replace")  # the launcher has the same position in it
 
 
 def sleepers(contestant: Contestant, count: int, options: Sequence[str] = ()) -> Job:

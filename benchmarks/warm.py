@@ -1,4 +1,4 @@
-"""Workers that need torch, with ``--preload torch``: from the start, and from a worker's SIGKILL, to a first step in all.
+"""Workers that need torch, with ``--preload torch`` or ``--standby``: from start, and from a worker's SIGKILL, to a step in all.
 
 Where there is a GPU, the step is done there, by one worker: its context is part of what is measured.
 """
@@ -26,6 +26,9 @@ GIBIBYTES, SAVES, PINNED_AFTER = 10, 5, 2  # the first save into each of two slo
 START_TARGETS = (at_most(2500, "ms"),)
 RESTART_TARGETS = (at_most(150, "ms"),)
 GPU_TARGETS = (at_most(700, "ms"),)
+STANDBY_TARGETS = (at_most(100, "ms"),)
+
+ON_STANDBY = "on standby, with"
 
 Sample = Callable[[Contestant, int], float]
 
@@ -35,8 +38,14 @@ def measure() -> list[Figure]:
         print("torch is not installed here, so there is nothing to preload;", end=" ")
         return []
     if Path("/dev/nvidiactl").exists():
-        return [_figure("warm: SIGKILL of a worker to its next step on the GPU", 1, GPU_TARGETS, _restart), *_state()]
+        return [
+            _figure("warm: SIGKILL of a worker to its next step on the GPU", 1, GPU_TARGETS, _restart),
+            _standby("standby: SIGKILL of a worker to its next step on the GPU", 1),
+            *_state("state", 1300, []),
+            *_state("standby", 350, ["--standby"])[1:],
+        ]
     return [
+        _standby(f"standby: SIGKILL of 1 of {RESTARTED} to the next step of all", RESTARTED),
         _figure(f"warm: exec to torch ready in {STARTED} workers", STARTED, START_TARGETS, _start),
         _figure(f"warm: SIGKILL of 1 of {RESTARTED} to torch ready in all", RESTARTED, RESTART_TARGETS, _restart),
     ]
@@ -51,23 +60,38 @@ def _figure(name: str, workers: int, targets: tuple[Target, ...], sample: Sample
     return Figure(name, "ms", samples, targets)
 
 
-def _state() -> list[Figure]:
+def _standby(name: str, workers: int) -> Figure:
+    """Only we have it; so there is nothing to compare with."""
+    ours, samples = launchers_and_predecessor()[0], []
+    for _ in range(ROUNDS):
+        with Job(ours.command(workers, ["--max-restarts", "1", "--standby"], [str(PROGRAMS / "torch_standby.py")])) as job:
+            running = job.reports(workers)
+            job.wait_for_line(ON_STANDBY)
+            killed_at = time.monotonic()
+            os.kill(random.choice(running).pid, signal.SIGKILL)
+            samples.append((max(report.at for report in job.reports(workers)) - killed_at) * 1000)
+    return Figure(name, "ms", {RALLYRUN: samples}, STANDBY_TARGETS)
+
+
+def _state(name: str, most_ms: int, more: list[str]) -> list[Figure]:
     """Only we can keep it; so there is nothing to compare with."""
     ours = launchers_and_predecessor()[0]
     saves: list[float] = []
     returns: list[float] = []
     for _ in range(ROUNDS):
-        options = ["--max-restarts", "1", "--preload", "torch", "--checkpoint-memory", "40G"]
+        options = ["--max-restarts", "1", "--preload", "torch", "--checkpoint-memory", "40G", *more]
         with Job(ours.command(1, options, [str(PROGRAMS / "gpu_state.py"), str(GIBIBYTES)])) as job:
             told = [line.split() for line in job.lines(SAVES)]
+            if more:
+                job.wait_for_line(ON_STANDBY)
             saves += [float(took_s) * 1000 for _, _, took_s, _ in told[PINNED_AFTER:]]
             killed_at = time.monotonic()
             os.kill(int(told[-1][-1]), signal.SIGKILL)
             (_, at, _, _), _same = (line.split() for line in job.lines(2))
             returns.append((float(at) - killed_at) * 1000)
     return [
-        Figure(f"state: save of {GIBIBYTES} GiB from the GPU", "ms", {RALLYRUN: saves}, (at_most(250, "ms"),)),
-        Figure(f"state: SIGKILL to {GIBIBYTES} GiB back on the GPU", "ms", {RALLYRUN: returns}, (at_most(1300, "ms"),)),
+        Figure(f"{name}: save of {GIBIBYTES} GiB from the GPU", "ms", {RALLYRUN: saves}, (at_most(250, "ms"),)),
+        Figure(f"{name}: SIGKILL to {GIBIBYTES} GiB back on the GPU", "ms", {RALLYRUN: returns}, (at_most(most_ms, "ms"),)),
     ]
 
 
