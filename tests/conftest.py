@@ -40,6 +40,7 @@ LEFTOVER_DEADLINE_S = 3.0
 PATIENCE_S = 60.0  # for what must come sooner or later; a test may last twice as long
 AT_ONCE_S = 10.0  # for what takes milliseconds on a machine of its own; what it is told from takes longer still, mostly 30 s
 LONG_PARAMETER, SHOWN_OF_IT = 64, 16
+for_all_jobs: dict[str, str] = {}  # what every launcher that a test starts finds in its environment
 LONGEST_NAME = 300
 ALONE_OF_THEIR_KIND = Path(__file__).parent / "network"  # they look at all namespaces and interfaces of the machine
 SHARED_BY_FOLDERS = ("shared_cluster", "modules")  # those of the fixtures with the scope of a session that take seconds to make
@@ -58,8 +59,14 @@ settings.register_profile("at any speed", deadline=None)  # how long an example 
 settings.load_profile("at any speed")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--warm", action="store_true", help="have the workers of all jobs forked from a keeper (--preload)")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Adopt orphans, so that they can be seen; and let signals work, which a shell's background job is started without."""
+    if config.getoption("--warm"):
+        for_all_jobs["PET_PRELOAD"] = "decimal"  # it is quick to import, and nobody notices
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     for number, handler in INHERITED_HANDLERS.items():
@@ -350,7 +357,7 @@ def command_line(args: Sequence[Argument], launcher: Sequence[Argument] = RALLYR
 
 
 def merged_environment(env: Mapping[str, str] | None) -> dict[str, str]:
-    return {**os.environ, **(env or {})}
+    return {**os.environ, **for_all_jobs, **(env or {})}
 
 
 class RunRallyrun(Protocol):

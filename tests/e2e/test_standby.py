@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -85,7 +86,7 @@ def test_a_program_that_never_says_that_it_is_ready_is_restarted_as_always(rally
 def test_one_that_ends_before_its_time_is_told_of_and_harms_nobody(
     start_rallyrun: StartRallyrun, script: Script, tmp_path: Path
 ) -> None:
-    program = script("import os\nrank = os.environ['RANK']\n" + PROGRAM.replace("    ", "", 1).replace("\n    ", "\n"))
+    program = script("import os\nrank = os.environ['RANK']\n" + textwrap.dedent(PROGRAM))
     flags = ["--standalone", "--nproc-per-node", "2", "--max-restarts", "1", "--restart-backoff", "0", "--standby"]
     node = start_rallyrun([*flags, program, tmp_path])
     line = node.wait_for_line("--standby: a process on standby")
@@ -159,3 +160,16 @@ def test_functions_cannot_be_on_standby_and_that_is_said(script: Script) -> None
     ended = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=60)
     assert ended.stdout == "{0: 'done'}\n", ended.stderr
     assert "--standby: only programs can be on standby, not functions" in ended.stderr
+
+
+def test_a_first_attempt_that_fails_before_it_is_ready_costs_no_later_standby(
+    start_rallyrun: StartRallyrun, script: Script, tmp_path: Path
+) -> None:
+    early = "import os, sys\nif os.environ.get('TORCHELASTIC_RESTART_COUNT') == '0':\n    sys.exit(3)\n"
+    program = script(early + textwrap.dedent(PROGRAM))
+    flags = ["--standalone", "--nproc-per-node", "2", "--max-restarts", "1", "--restart-backoff", "0", "--standby"]
+    node = start_rallyrun([*flags, program, tmp_path])
+    node.wait_for(workers_are_there(node, 1))
+    node.wait_for_line(ON_STANDBY)
+    (tmp_path / "finish").touch()
+    assert node.wait() == 0, node.stderr

@@ -36,6 +36,7 @@ class Reserve(NoReserve):
 
     def __init__(self) -> None:
         self._lines: dict[int, socket.socket] = {}  # of the workers that have not called `ready` yet
+        self._not_ready: set[int] = set()  # also those that will not call it
         self._theirs: list[socket.socket] = []
         self._standby: Standby | None = None
         self._started_at = 0.0
@@ -53,6 +54,7 @@ class Reserve(NoReserve):
             ours, theirs = socket.socketpair()
             ours.setblocking(False)
             self._lines[local_rank] = ours
+            self._not_ready.add(local_rank)
             self._theirs.append(theirs)
             env[defaults.ENV_STANDBY] = str(theirs.fileno())
             files[local_rank] = (theirs.fileno(),)
@@ -83,9 +85,9 @@ class Reserve(NoReserve):
             word = b""
         line.close()
         del self._lines[local_rank]
-        if word != READY:
-            self._losses = MOST_LOSSES  # it has closed the line: it will not call
-        elif not self._lines:
+        if word == READY:
+            self._not_ready.remove(local_rank)
+        if not self._not_ready:
             self._ready_at = now
 
     def _tell_if_nobody_calls(self, now: float) -> None:
@@ -149,6 +151,7 @@ class Reserve(NoReserve):
         for line in self._lines.values():
             line.close()
         self._lines.clear()
+        self._not_ready.clear()
 
     def _close_theirs(self) -> None:
         for line in self._theirs:

@@ -114,15 +114,16 @@ class Standby:
                 [(target, position) for position, target in places[len(streams) :]],
             )
             _send(self._lines[launch.local_rank], message, fds)
-        self._let_go()
+        self.let_go()
 
     def close(self) -> None:
         """They are not needed."""
-        self._let_go()
+        self.let_go()
         warden_client.stop_alone(self.warden.pid)
         self.warden.close()
 
-    def _let_go(self) -> None:
+    def let_go(self) -> None:
+        """Close what is ours, but for the warden."""
         for line in self._lines.values():
             line.close()
         for fd in self._errors.values():

@@ -27,7 +27,10 @@ SHOWN_BYTES = 1 << 20  # of what was written while it waited
 def take_place(place: str) -> None:
     """Say that all is ready; on standby, return when this process has become a worker. `place` is what the agent told."""
     fd, _, role = place.partition(":")
-    line = _socket.socket(fileno=int(fd))
+    try:
+        line = _socket.socket(fileno=int(fd))
+    except OSError:  # this process is a child of the one that was told
+        return
     try:
         line.send(READY, _socket.MSG_NOSIGNAL)
     except OSError:  # nobody is interested any more

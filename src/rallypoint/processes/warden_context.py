@@ -429,6 +429,8 @@ class WardedContext(PContext):
         if self._outlets is not None:
             self._outlets.close(DRAIN_TIMEOUT_S)
         self._handles.close()
+        if self.standby is not None:
+            self.standby.let_go()
         if self._warden is not None:
             warden_client.stop_alone(self._warden.pid)
             if keep_warden:
