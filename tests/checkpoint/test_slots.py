@@ -14,7 +14,7 @@ import pytest
 
 from rallypoint.checkpoint import slots as module
 from rallypoint.checkpoint.layout import BODY_AT, MARK_BYTES, Mark, newest_common, place_parts, read_mark
-from rallypoint.checkpoint.slots import ROOM_BYTES, Slots, write
+from rallypoint.checkpoint.slots import ROOM_BYTES, Slots, begin_write, finish_write
 from rallypoint.checkpoint.trees import put_together, take_apart
 from rallypoint.errors import CheckpointMemoryError
 
@@ -77,6 +77,16 @@ def test_what_was_saved_behind_the_beginning_of_a_generation_is_not_mixed_with_i
     assert newest_common([after.moments(), [(3, 6), (3, 7)]]) == (3, 6), "two that took the same step apart from each other"
     after.save(8, "8 of 4")
     assert sorted(after.moments()) == [(4, 7), (4, 8)]
+
+
+def test_a_save_that_nobody_has_waited_for_is_none(fds: list[int]) -> None:
+    slots = Slots(fds, PLENTY, rank=0, world=1)
+    slots.save(1, state_of(1))
+    finish = slots.begin_save(2, state_of(2))
+    assert steps_of(slots) == [1]
+    finish()
+    assert sorted(steps_of(slots)) == [1, 2]
+    assert slots.load((1, 2), copy=True) == state_of(2)
 
 
 def test_of_two_of_the_same_step_the_last_counts(fds: list[int]) -> None:
@@ -166,7 +176,8 @@ def test_killed_after_any_store_there_is_the_old_snapshot_the_new_one_or_none(fd
     log: list[tuple[int, bytes]] = []
     head, parts = take_apart(new)
     places, size = place_parts(len(head), [part.size for part in parts])
-    write(Stores(log), Mark(2, 1, 2, 0, 1, len(head), size), head, parts, places)  # type: ignore[arg-type]
+    begin_write(Stores(log), head, parts, places)  # type: ignore[arg-type]
+    finish_write(Stores(log), Mark(2, 1, 2, 0, 1, len(head), size), parts)  # type: ignore[arg-type]
     Slots(fds, PLENTY, rank=0, world=1).save(1, old)
     memory = bytearray(os.pread(fds[0], ROOM_BYTES, 0))
     seen = set()

@@ -124,6 +124,29 @@ def test_a_folder_that_cannot_be_used_costs_only_what_would_be_in_it(
     assert "exited with code 3" in ended.stderr
 
 
+def test_a_save_that_does_not_block_is_complete_after_the_next_or_a_wait(rallyrun: RunRallyrun, script: Script) -> None:
+    program = script(
+        """
+        import os
+        from rallypoint.worker import checkpoint
+
+        found = checkpoint.load()
+        print(found and found.step, flush=True)
+        first = 0 if found is None else found.step + 1
+        for step in range(first, first + 3):
+            checkpoint.save(step, "state", blocking=False)
+        if first == 0:
+            os.kill(os.getpid(), 9)
+        checkpoint.wait()
+        checkpoint.wait()
+        if first == 2:
+            os.kill(os.getpid(), 9)
+        """
+    )
+    ended = rallyrun(["--standalone", "--max-restarts", "2", "--restart-backoff", "0", "--checkpoint-memory", "8M", program])
+    assert (ended.returncode, ended.stdout) == (0, "None\n1\n4\n"), ended.stderr
+
+
 def test_what_does_not_fit_is_told_to_the_program(rallyrun: RunRallyrun, script: Script) -> None:
     program = script("from rallypoint.worker import checkpoint\ncheckpoint.save(0, bytes(10_000_000))\n")
     ended = rallyrun(["--standalone", "--checkpoint-memory", "8M", program])

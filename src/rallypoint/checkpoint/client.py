@@ -25,13 +25,14 @@ from rallypoint.errors import UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
     from rallypoint.checkpoint.layout import Moment
     from rallypoint.checkpoint.line import Line
     from rallypoint.checkpoint.slots import Slots
 
-__all__ = ["Snapshot", "load", "save"]
+__all__ = ["Snapshot", "load", "save", "wait"]
 
 AGREEMENT_TIMEOUT_S = 300.0
 
@@ -49,6 +50,7 @@ class _Desk:
     def __init__(self) -> None:
         self.slots: Slots | None = None
         self.line: Line | None = None
+        self.pending: Callable[[], None] | None = None  # what completes the latest save
         self.is_open = False
         self.calls = 0  # of load()
         self.has_warned = False
@@ -57,8 +59,11 @@ class _Desk:
 _desk = _Desk()
 
 
-def save(step: int, state: Any) -> None:
+def save(step: int, state: Any, *, blocking: bool = True) -> None:
     """Keep the state as it is after this step. What was saved before that stays until this is complete.
+
+    It is complete when this returns. Without `blocking`, tensors on a GPU are then still on their way, in the order of what the
+    GPU is given to do: the program may go on to change them there. It is complete after `wait`, or when the next save begins.
 
     Ranks must not be more than one snapshot ahead of each other: each keeps its latest, and one that all have is needed. Where
     copies go to another node, that of the one before is waited for.
@@ -67,14 +72,24 @@ def save(step: int, state: Any) -> None:
         raise UsageError(f"step must be a whole number, 0 or more, not {step!r}")
     slots = _slots()
     if slots is not None:
+        wait()
         if _desk.line is not None:
             _desk.line.wait_until_copied()
-        slots.save(step, state)
-        if _desk.line is not None:
-            _desk.line.tell_saved()
+        _desk.pending = slots.begin_save(step, state)
+        if blocking:
+            wait()
     elif environment.text(defaults.ENV_RUN_ID) and not _desk.has_warned:
         _desk.has_warned = True
         sys.stderr.write("rallypoint: checkpoint.save() keeps nothing: the job was started without --checkpoint-memory\n")
+
+
+def wait() -> None:
+    """Until the latest save is complete; a worker that ends before that leaves the one before."""
+    finish, _desk.pending = _desk.pending, None
+    if finish is not None:
+        finish()
+        if _desk.line is not None:
+            _desk.line.tell_saved()
 
 
 def load(*, device: Any = None, copy: bool = True, timeout_s: float = AGREEMENT_TIMEOUT_S) -> Snapshot | None:
@@ -87,6 +102,7 @@ def load(*, device: Any = None, copy: bool = True, timeout_s: float = AGREEMENT_
     slots = _slots()
     if slots is None:
         return None
+    wait()
     moments = slots.moments()
     world = int(environment.text(defaults.ENV_WORLD_SIZE, "1"))
     newest = newest_common([moments] if world == 1 else _moments_of_all(moments, world, timeout_s))

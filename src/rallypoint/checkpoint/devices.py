@@ -26,15 +26,21 @@ class DevicePart:
 
     def __init__(self, torch: Any, tensor: Any) -> None:
         self._torch, self._tensor = torch, tensor
+        self._copied: Any = None
         self.size = tensor.numel() * tensor.element_size()
 
     def copy_to(self, target: memoryview) -> None:
         if self.size:
             kept = self._torch.frombuffer(target, dtype=self._torch.uint8)
-            kept.copy_(self._tensor.reshape(-1).view(self._torch.uint8), non_blocking=True)
+            with self._torch.cuda.device(self._tensor.device):
+                kept.copy_(self._tensor.reshape(-1).view(self._torch.uint8), non_blocking=True)
+                self._copied = self._torch.cuda.Event()
+                self._copied.record()
 
     def wait(self) -> None:
-        self._torch.cuda.synchronize(self._tensor.device)
+        """What the program has given the device to do since then is not waited for."""
+        if self._copied is not None:
+            self._copied.synchronize()
 
 
 class Registered:

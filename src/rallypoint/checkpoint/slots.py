@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -25,7 +25,7 @@ from rallypoint.checkpoint.layout import (
 from rallypoint.checkpoint.trees import Part, put_together, take_apart
 from rallypoint.errors import CheckpointMemoryError, UsageError
 
-__all__ = ["Slots", "write"]
+__all__ = ["Slots", "begin_write", "finish_write"]
 
 ROOM_BYTES = 1 << 20  # a slot has a multiple of this: a snapshot that grows a little needs no other room
 
@@ -55,6 +55,10 @@ class Slots:
     # --- writing -----------------------------------------------------------------------------------------------------------
 
     def save(self, step: int, state: Any) -> None:
+        self.begin_save(step, state)()
+
+    def begin_save(self, step: int, state: Any) -> Callable[[], None]:
+        """What is on devices is on its way; the snapshot is complete when what this returns has been called."""
         head, parts = take_apart(state)
         places, size = place_parts(len(head), [part.size for part in parts])
         marks = self.marks()
@@ -63,11 +67,11 @@ class Slots:
         count = max((one.count for one in marks if one), default=0) + 1
         mark = Mark(count, self._generation, step, self._rank, self._world, len(head), size)
         if any(isinstance(part, DevicePart) for part in parts):
-            with memoryview(self._pin(slot)) as view:
-                write(view, mark, head, parts, places)
+            view = memoryview(self._pin(slot))
         else:
-            with mmap.mmap(self._fds[slot], BODY_AT + size) as memory, memoryview(memory) as view:
-                write(view, mark, head, parts, places)
+            view = memoryview(mmap.mmap(self._fds[slot], BODY_AT + size))
+        begin_write(view, head, parts, places)
+        return partial(finish_write, view, mark, parts)
 
     def _pin(self, slot: int) -> mmap.mmap:
         """The whole slot, mapped for good and known to the driver."""
@@ -143,13 +147,18 @@ class _Pinned:
         self.memory.close()
 
 
-def write(memory: memoryview, mark: Mark, head: bytes, parts: Sequence[Part | DevicePart], places: Sequence[int]) -> None:
-    """In this order: whoever is killed within it leaves a slot without a mark, or a whole snapshot."""
+# In this order: whoever is killed within it, or between the two, leaves a slot without a mark, or a whole snapshot.
+
+
+def begin_write(memory: memoryview, head: bytes, parts: Sequence[Part | DevicePart], places: Sequence[int]) -> None:
     memory[:MARK_BYTES] = NO_MARK
     body = memory[BODY_AT:]
     body[: len(head)] = head
     for part, begin in zip(parts, places, strict=True):
         part.copy_to(body[begin : begin + part.size])
+
+
+def finish_write(memory: memoryview, mark: Mark, parts: Sequence[Part | DevicePart]) -> None:
     for part in parts:
         part.wait()
     memory[:MARK_BYTES] = write_mark(mark)
