@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from tests.checkpoint.test_slots import Array
 
-from rallypoint.base import defaults
+from rallypoint.base import defaults, outbox
 from rallypoint.checkpoint import courier as courier_module
 from rallypoint.checkpoint.layout import Mark, write_mark
 from rallypoint.checkpoint.line import Line
@@ -174,12 +174,15 @@ def test_what_has_no_room_on_the_partner_is_told_once_and_nobody_waits(
         for rank in (0, 1):
             job.workers[rank].save(step, state_of(rank, step))
     job.wait_until_copied()
+    outbox.settle()
     assert caplog.text.count("--checkpoint-copies: what rank 0 saves is not copied: ") == 1
 
 
 def test_a_partner_that_cannot_be_reached_keeps_nobody_from_saving(
-    cluster: Callable[..., Cluster], caplog: pytest.LogCaptureFixture
+    cluster: Callable[..., Cluster], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """It is told once it has been so for a while: a node that was lost is not told of in two ways."""
+    monkeypatch.setattr(courier_module, "AGAIN_S", 0.0)
     job = cluster(2)
     job.begin()
     job.save(0)
@@ -188,7 +191,11 @@ def test_a_partner_that_cannot_be_reached_keeps_nobody_from_saving(
     for step in range(1, 5):
         for rank in (0, 1):
             job.workers[rank].save(step, state_of(rank, step))
-    assert caplog.text.count("--checkpoint-copies: what rank 0 saves is not copied now: ") == 1
+            line = job.workers[rank].line
+            assert line is not None
+            line.wait_until_copied()
+    outbox.settle()
+    assert caplog.text.count("saves is not copied now: ") == 1
 
 
 def test_a_connection_that_has_broken_is_made_again(cluster: Callable[..., Cluster]) -> None:

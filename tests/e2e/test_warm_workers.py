@@ -134,20 +134,22 @@ def test_a_warm_worker_differs_from_a_fresh_one_in_nothing_but_what_it_has_impor
 
 
 RESTARTS = """
-    import os, sys
-    warm = "decimal" in sys.modules
-    print("rank", os.environ["RANK"], "restart", os.environ["TORCHELASTIC_RESTART_COUNT"], "warm", warm, flush=True)
-    if os.environ["RANK"] == "1" and os.environ["TORCHELASTIC_RESTART_COUNT"] != "2":
+    import os, sys, time
+    rank, restart = os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"]
+    os.write(1, f"rank {rank} restart {restart} warm {'decimal' in sys.modules}\\n".encode())
+    open(f"{sys.argv[1]}/{restart}.{rank}", "w").close()
+    while rank == "1" and not all(os.path.exists(f"{sys.argv[1]}/{restart}.{one}") for one in range(3)):
+        time.sleep(0.01)
+    if rank == "1" and restart != "2":
         os.kill(os.getpid(), 9)
-    if os.environ["TORCHELASTIC_RESTART_COUNT"] != "2":
-        import time
+    if restart != "2":
         time.sleep(600)
 """
 
 
-def test_restarted_workers_are_warm_too(rallyrun: RunRallyrun, script: Script) -> None:
+def test_restarted_workers_are_warm_too(rallyrun: RunRallyrun, script: Script, tmp_path: Path) -> None:
     common = ["--standalone", "--nproc-per-node", "3", "--max-restarts", "2"]
-    ended = rallyrun([*common, script(RESTARTS)], {"PET_PRELOAD": "decimal"})
+    ended = rallyrun([*common, script(RESTARTS), tmp_path], {"PET_PRELOAD": "decimal"})
     assert ended.returncode == 0, ended.stderr
     assert sorted(ended.stdout.splitlines()) == sorted(
         f"rank {rank} restart {count} warm True" for rank in range(3) for count in range(3)

@@ -54,7 +54,7 @@ class Courier:
         self._moved = threading.Event()  # nothing is written to slots any more
         self._partner: Channel | None = None
         self._call_again_at = 0.0
-        self._has_warned = False
+        self._has_warned = self._has_failed = False
         self._begun: Moment | None = None
         self._copied: dict[int, Mark] = {}  # by rank, the last that the partner has
         self._thread = threading.Thread(target=self._run, name="rallypoint-courier", daemon=True)
@@ -220,7 +220,9 @@ class Courier:
                 self._copy(rank)
                 return
             self._call_again_at = time.monotonic() + AGAIN_S
-            self._warn(f"what rank {rank} saves is not copied now: {error}")
+            if self._has_failed:  # when it fails for the first time, the partner may have been lost, which is told by others
+                self._warn(f"what rank {rank} saves is not copied now: {error}")
+            self._has_failed = True
         else:
             if is_copied:
                 self._copied[rank] = found[1]
