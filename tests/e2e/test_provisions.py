@@ -124,25 +124,58 @@ def movable(start_rallyrun: Any, script: Any, tmp_path: Path, folder: Path) -> t
     return Job(start_rallyrun, folder, script(WORKER), place), place / "rallypoint"
 
 
+WARM = pytest.mark.parametrize("preload", [(), ("--preload", "decimal")], ids=["fresh", "warm"])
+
+
 @pytest.mark.parametrize("end", ENDS)
-def test_m10_a_package_that_is_moved(movable: tuple[Job, Path], end: Callable[[Job], None]) -> None:
+@WARM
+def test_m10_a_package_that_is_moved(movable: tuple[Job, Path], preload: tuple[str, ...], end: Callable[[Job], None]) -> None:
     """M10: workers are stopped with their grace, started anew, and what became of them is told."""
     job, package = movable
-    job.start("--max-restarts", "1").wait_until_loaded()
+    job.start("--max-restarts", "1", *preload).wait_until_loaded()
     package.rename(package.with_name("elsewhere"))
     end(job)
     assert "ModuleNotFoundError" not in job.agent.stderr
     assert str(package) not in job.agent.stderr, "a traceback of ours"
 
 
-def test_m10_a_package_that_becomes_another_version(movable: tuple[Job, Path]) -> None:
+@WARM
+def test_m10_a_package_that_becomes_another_version(movable: tuple[Job, Path], preload: tuple[str, ...]) -> None:
     """M10: files of the new version are not mixed with what runs."""
     job, package = movable
-    job.start("--max-restarts", "1").wait_until_loaded()
+    job.start("--max-restarts", "1", *preload).wait_until_loaded()
     for path in package.rglob("*.py"):
         path.write_text("raise RuntimeError('of another version')\n")
     fail_and_be_stopped(job)
     assert "of another version" not in job.agent.stderr
+
+
+def test_m10_a_keeper_that_could_not_be_stopped_before_the_program_is_not_started(
+    movable: tuple[Job, Path], wait_until: Any
+) -> None:
+    """M10: without the file that stops it, it would be one worker too many, with no place in the job."""
+    job, package = movable
+    job.start("--max-restarts", "1", "--preload", "decimal").wait_until_loaded()
+    (package / "worker_site" / "sitecustomize.py").unlink()
+    (keeper,) = (pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if is_keeper_below(pid, job.agent.pid))
+    os.kill(keeper, signal.SIGKILL)
+    job.agent.wait_for_line("workers import decimal themselves: rallypoint was upgraded, moved or removed since this job began")
+    job.order("fail.1.0")
+    job.agent.wait_for_line("rank 1 attempt 1")
+    job.order("finish")
+    assert job.agent.wait() == 0, job.agent.stderr
+    assert "KeyError" not in job.agent.stderr, "it has run the program"
+
+
+def is_keeper_below(pid: int, agent: int) -> bool:
+    """A child of the agent's warden that goes by that name."""
+    try:
+        if Path(f"/proc/{pid}/comm").read_text() != "rally-keeper\n":
+            return False
+        warden = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]
+        return Path(f"/proc/{warden}/stat").read_text().rpartition(")")[2].split()[1] == str(agent)
+    except OSError:
+        return False
 
 
 def test_m10_what_cannot_be_loaded_any_more_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -155,13 +155,15 @@ def _shadow() -> str:
 
 
 def _marks() -> dict[str, tuple[int, int]]:
-    """What tells whether a file that was imported has changed since."""
-    standard = os.path.dirname(os.__file__) + os.sep
+    """What tells whether a file that was imported has changed since. Python's own do not, and ours are not the program's."""
+    standard, ours = os.path.dirname(os.__file__) + os.sep, os.path.dirname(os.path.dirname(__file__)) + os.sep
     files = {file for module in list(sys.modules.values()) if (file := _source(module))}
     return {
         file: mark
         for file in files
-        if (not file.startswith(standard) or "-packages" in file) and (mark := _mark(file)) is not None
+        if (not file.startswith(standard) or "-packages" in file)
+        and not file.startswith(ours)
+        and (mark := _mark(file)) is not None
     }
 
 

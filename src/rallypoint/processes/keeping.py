@@ -28,6 +28,7 @@ NEVER = float("inf")
 _ENV_KEEPER = "RALLYPOINT_KEEPER"  # spelled out in worker_site too, which imports nothing of ours
 _LINE_FD = 3
 _PACKAGE_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+_STOP = os.path.join(_PACKAGE_ROOT, "rallypoint", "worker_site", "sitecustomize.py")  # what stops it before the program
 _SIGKILL = 9
 
 
@@ -70,6 +71,15 @@ def _batches(requests: list[dict[str, Any]], fds: list[int]) -> list[_Batch]:
     return found
 
 
+def _mark_of_stop() -> tuple[int, int] | None:
+    """What tells whether the file is there as it was."""
+    try:
+        found = os.stat(_STOP)
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size
+
+
 class Keeping:
     """One keeper at a time, and the workers that wait for it.
 
@@ -89,6 +99,7 @@ class Keeping:
         self._poll, self._fork, self._adopt, self._fail = poll, fork, adopt, fail
         self._fall_back, self._report = fall_back, report
         self._order: dict[str, Any] | None = None
+        self._stop_mark = _mark_of_stop()
         self.pid = 0
         self._line: _socket.socket | None = None
         self._is_ready = self._has_hung_up = False
@@ -139,6 +150,9 @@ class Keeping:
         self._let_go()
         assert self._order is not None
         order = self._order
+        if self._stop_mark is None or _mark_of_stop() != self._stop_mark:  # it would run the program
+            self._refuse("rallypoint was upgraded, moved or removed since this job began")
+            return
         ours, theirs = _socket.socketpair()
         nothing = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         request = {
