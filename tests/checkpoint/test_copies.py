@@ -7,11 +7,13 @@ import json
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 from tests.checkpoint.test_slots import Array
+from tests.pace import is_under
 
 from rallypoint.base import defaults, outbox
 from rallypoint.checkpoint import courier as courier_module
@@ -322,3 +324,16 @@ def test_a_new_generation_ends_what_is_being_left(depot: Any) -> None:
         assert not any(depot._guests.values())
         with pytest.raises(TransferError):
             channel.hear()
+
+
+def test_the_end_of_a_generation_does_not_wait_for_nodes_that_never_came(stack: contextlib.ExitStack) -> None:
+    agent = stack.enter_context(contextlib.closing(Snapshots(MEMORY, WORKERS, None, 1)))
+    store = HashStore()
+    began = time.monotonic()
+    for generation in (1, 2, 3):
+        envs: dict[int, dict[str, str]] = {0: {}, 1: {}}
+        agent.prepare(Group(generation, 0, 2, 4, {0: 0, 1: 1}, store, "127.0.0.1"), envs)
+        agent.started()
+    agent.prepare(Group(4, 0, 2, 4, {0: 0, 1: 1}, store, "127.0.0.1"), envs)
+    assert is_under(time.monotonic() - began, 1.0)
+    store.set("rallypoint/snapshots/1", b"whatever, so that nobody waits any more")

@@ -23,7 +23,7 @@ from rallypoint.checkpoint.moves import (
 )
 from rallypoint.checkpoint.transfer import Channel, TransferError, mark_in, mark_text
 from rallypoint.net.wake_fd import WakeFd
-from rallypoint.store.interface import StoreError, set_timeout_s
+from rallypoint.store.interface import StoreError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -74,11 +74,12 @@ class Courier:
         with self._lock:
             self._is_over = True
             self._wake.set()
+            is_moving = self._channel is not None and not self._moved.is_set()
             if self._channel is not None:
                 self._channel.abort()
         if self._thread.ident is None:
             self._let_go()
-        else:
+        elif is_moving:  # else it may wait for other nodes, and finds that it is over before it writes anything
             self._moved.wait(END_S)
 
     def _close_theirs(self) -> None:
@@ -135,13 +136,14 @@ class Courier:
 
     def _fetch_all(self) -> None:
         group, key = self._group, self._depot.key.hex()
-        set_timeout_s(self._store, OTHERS_S)
         ranks = tuple(sorted(group.ranks.values()))
         ours = Inventory(self._depot.host, self._depot.port, key, ranks, tuple(self._vault.holdings(group.world)))
         self._store.set(_key_of(group.node), encode(ours))
         if group.node == 0:
-            told = self._store.multi_get([_key_of(node) for node in range(group.nodes)])
-            self._store.set(PLAN_KEY, encode(plan_moves([decode_inventory(one) for one in told])))
+            keys = [_key_of(node) for node in range(group.nodes)]
+            self._store.wait(keys, OTHERS_S)
+            self._store.set(PLAN_KEY, encode(plan_moves([*map(decode_inventory, self._store.multi_get(keys))])))
+        self._store.wait([PLAN_KEY], OTHERS_S)
         plan = decode_plan(self._store.get(PLAN_KEY))
         self._begun = plan.moment
         missing = [rank for rank in ranks if rank in plan.moves]

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from rallypoint.checkpoint.courier import Courier
     from rallypoint.checkpoint.depot import Depot
     from rallypoint.checkpoint.moves import Holding
-    from rallypoint.store.interface import StoreLike
+    from rallypoint.store.interface import Store
 
 T = TypeVar("T")
 
@@ -52,7 +52,7 @@ class Group(Value):
     nodes: int
     world: int
     ranks: Mapping[int, int]  # by local rank
-    store: StoreLike | None = None
+    store: Store | None = None
     address: str = ""
 
 
