@@ -139,7 +139,7 @@ def imports_for_type_checkers(tree: ast.Module) -> Iterator[tuple[str, str]]:
 OFFERED = {
     "from rallypoint import La": ["LaunchConfig", "launch", "launch_agent"],
     "import rallypoint\nrallypoint.elastic_l": ["elastic_launch"],
-    "import rallypoint\nrallypoint.LaunchConfig.stand": ["standalone"],
+    "import rallypoint\nrallypoint.LaunchConfig.stand": ["standalone", "standby"],
     "from rallypoint.rendezvous import RendezvousPa": ["RendezvousParameters"],
     "from rallypoint.timers import FileTimerC": ["FileTimerClient"],
 }

@@ -303,6 +303,7 @@ def test_f28_whoever_inherits_a_broken_pipe_finds_it_broken(pump: StreamPump, wa
     pump.start()
     wait_until(finds_it_broken)
     os.close(fd)
+    wait_until(lambda: warnings)  # it acts first, and speaks later
     assert "Broken pipe" in warnings[0]
 
 
