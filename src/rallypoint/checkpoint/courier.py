@@ -82,6 +82,12 @@ class Courier:
         elif is_moving:  # else it may wait for other nodes, and finds that it is over before it writes anything
             self._moved.wait(END_S)
 
+    def join(self) -> bool:
+        """Whether it uses nothing any more that is kept; it has been stopped."""
+        if self._thread.ident is not None:
+            self._thread.join(END_S)
+        return not self._thread.is_alive()
+
     def _close_theirs(self) -> None:
         for line in self._theirs.values():
             line.close()
@@ -210,6 +216,8 @@ class Courier:
                     poll.unregister(fd)
 
     def _copy(self, rank: int) -> None:
+        if self._is_over:
+            raise _Over
         found = self._vault.newest_own(rank, self._group.world)
         if found is None or self._copied.get(rank) == found[1]:
             return

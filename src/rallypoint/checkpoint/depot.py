@@ -60,8 +60,11 @@ class Depot:
                     guest.abort()
             self._lock.wait_for(lambda: not any(self._guests.values()), deadline - time.monotonic())
 
-    def close(self) -> None:
+    def close(self) -> bool:
+        """Whether nobody uses anything any more that is kept."""
         self._service.stop(END_S)
+        with self._lock:
+            return self._lock.wait_for(lambda: not self._guests, END_S)
 
     # --- who comes ---------------------------------------------------------------------------------------------------------
 

@@ -117,9 +117,8 @@ class Snapshots:
             self._courier.start()
 
     def _end_copying(self) -> None:
-        courier, self._courier = self._courier, None
-        if courier is not None:
-            courier.stop()
+        if self._courier is not None:
+            self._courier.stop()
 
     def end(self, succeeded: bool) -> None:
         """The job is over, and its workers are gone."""
@@ -145,9 +144,11 @@ class Snapshots:
 
     def close(self) -> None:
         self._end_copying()
+        is_unused = self._courier is None or self._courier.join()
         if self._depot is not None:
-            self._depot.close()
-        self._vault.close()
+            is_unused = self._depot.close() and is_unused
+        if is_unused:  # a number that somebody still writes to must not come to mean another file
+            self._vault.close()
 
 
 Shelf = list[int]  # the files of one rank's snapshots
