@@ -177,4 +177,5 @@ def test_the_loss_is_that_of_a_training_that_nobody_disturbed(
     for _, _, disturbed, undisturbed in told.ends:
         assert disturbed == undisturbed, f"seed {seed}"
     written = {path.name for path in tmp_path.rglob("*") if path.is_file() and tmp_path / "etcd" not in path.parents}
-    assert written - {"events.jsonl"} == {"worker.py", "last step", "stdout.txt", "stderr.txt"}
+    told_by_launchers = {"events.jsonl", "stderr_tail.log"}
+    assert written - told_by_launchers == {"worker.py", "last step", "stdout.txt", "stderr.txt"}
