@@ -337,3 +337,24 @@ def test_the_end_of_a_generation_does_not_wait_for_nodes_that_never_came(stack: 
     agent.prepare(Group(4, 0, 2, 4, {0: 0, 1: 1}, store, "127.0.0.1"), envs)
     assert is_under(time.monotonic() - began, 1.0)
     store.set("rallypoint/snapshots/1", b"whatever, so that nobody waits any more")
+
+
+@pytest.mark.parametrize("last_word", [b"", b"x"], ids=["without a word", "with one"])
+def test_a_worker_whose_agent_is_dead_does_nothing_more(monkeypatch: pytest.MonkeyPatch, last_word: bytes) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr("rallypoint.checkpoint.line.time.sleep", slept.append)
+    agents, workers = socket.socketpair()
+    line = Line(workers.detach())
+    agents.send(b"r")
+    line.wait_until_ready()
+    line.tell_saved()
+    agents.send(b"c")
+    line.wait_until_copied()
+    line.tell_saved()
+    agents.send(last_word)
+    agents.close()
+    line.wait_until_copied()
+    line.tell_saved()
+    line.wait_until_copied()
+    assert len(slept) == (not last_word)
+    line._sock.close()

@@ -11,7 +11,7 @@ import time
 from rallypoint.base import report
 from rallypoint.base.text import many
 from rallypoint.checkpoint.layout import MARK_BYTES, Begun, Mark, Moment, read_mark, write_mark
-from rallypoint.checkpoint.line import COPIED, READY, say
+from rallypoint.checkpoint.line import COPIED, OVER, READY, say
 from rallypoint.checkpoint.moves import (
     Inventory,
     Plan,
@@ -94,6 +94,7 @@ class Courier:
 
     def _let_go(self) -> None:
         for line in self._lines.values():
+            say(line, OVER)
             line.close()
         with self._lock:
             self._is_over = True
