@@ -19,7 +19,7 @@ from rallypoint.base import defaults, outbox
 from rallypoint.checkpoint import courier as courier_module
 from rallypoint.checkpoint.layout import Mark, write_mark
 from rallypoint.checkpoint.line import Line
-from rallypoint.checkpoint.slots import Slots
+from rallypoint.checkpoint.slots import ROOM_BYTES, Slots
 from rallypoint.checkpoint.transfer import Channel, TransferError
 from rallypoint.checkpoint.vault import Group, Snapshots
 from rallypoint.store.hash_store import HashStore
@@ -178,6 +178,21 @@ def test_what_has_no_room_on_the_partner_is_told_once_and_nobody_waits(
     job.wait_until_copied()
     outbox.settle()
     assert caplog.text.count("--checkpoint-copies: what rank 0 saves is not copied: ") == 1
+
+
+def test_all_the_memory_that_there_is_can_be_used(cluster: Callable[..., Cluster], caplog: pytest.LogCaptureFixture) -> None:
+    """Three snapshots for each worker and three for each of the partner's, all as large as they may be."""
+    size = (ROOM_BYTES - 8192) // 4  # of a state's content, which is there twice, with two bytes for one
+    job = cluster(2, 6 * WORKERS * ROOM_BYTES)
+    job.begin()
+    for step in range(8):
+        job.save(step, size)
+    job.wait_until_copied()
+    outbox.settle()
+    assert "--checkpoint-copies:" not in caplog.text
+    job.replace(1)
+    job.begin()
+    check(job, (1, 7), size)
 
 
 def test_a_partner_that_cannot_be_reached_keeps_nobody_from_saving(

@@ -108,7 +108,7 @@ class Depot:
                 while True:
                     channel.await_words()
                     self._do(channel, channel.hear())
-            except TransferError as error:
+            except (TransferError, OSError, ValueError) as error:  # ValueError: a frame with the wrong seal
                 report.debug(f"snapshots: a connection has ended: {error}")
             finally:
                 with self._lock:

@@ -239,14 +239,18 @@ class Vault:
             shelf = max(guests, key=lambda one: _newest_of(one, mark.rank), default=None)
             if shelf is None or _newest_of(shelf, mark.rank) == NEVER:
                 shelf = self._spare(guests, is_any_free=False)
+            place = self._place(shelf, mark, begun)
+            if isinstance(place, str):
+                return place
+            needed = _size(shelf) - os.fstat(place).st_size + BODY_AT + mark.body_bytes
             guests = [one for one in guests if one is not shelf]
-            while _size(shelf) + BODY_AT + mark.body_bytes + sum(map(_size, guests)) > self._guest_bytes:
+            while needed + sum(map(_size, guests)) > self._guest_bytes:
                 oldest = min(guests, key=_newest_generation, default=None)
                 if oldest is None or _newest_generation(oldest) >= begun.generation:
                     return f"its partner has {self._guest_bytes:,} bytes for copies, and they are full"
                 _clear(oldest)
                 guests.remove(oldest)
-            return self._place(shelf, mark, begun)
+            return place
 
     def _place(self, shelf: Shelf, mark: Mark, begun: Begun) -> int | str:
         if BODY_AT + mark.body_bytes > self._each_bytes // self._slots:
