@@ -174,6 +174,7 @@ def test_a_secret_in_the_arguments_is_not_shown(arguments: list[str]) -> None:
 def test_no_secret_of_the_job_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RALLYPOINT_SECRET", SECRET * 4)
     made = config(
+        notify=[f"https://hooks.example/{SECRET}", "sh -c true"],
         min_nodes=2, max_nodes=2, rdzv_backend="etcd", rdzv_endpoint=f"https://root:{SECRET}@etcd:2379",
         rdzv_configs={"password": SECRET}, worker_env={"HF_TOKEN": SECRET, "MAX_TOKENS": "512"},
     )  # fmt: skip
@@ -183,6 +184,7 @@ def test_no_secret_of_the_job_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     assert environment(text)["MAX_TOKENS"] == "512"
     assert rows(text, "worker 0")["command"] == ["python --max-tokens 512 --tokenizer bpe"]
     assert "password <hidden>" in rows(text, "job")["settings"][0]
+    assert rows(text, "job")["told"] == ["https://hooks.example, sh"]
 
 
 def test_p40_logs_of_other_kinds(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from collections.abc import Collection
 
 from rallypoint.base.records import Value
 
-__all__ = ["METHODS", "Refusal", "Request", "RequestReader", "Response", "is_named_so", "render"]
+__all__ = ["METHODS", "Refusal", "Request", "RequestReader", "Response", "is_named_so", "render", "render_head"]
 
 HEAD_BYTES = 8 * 1024
 BODY_BYTES = 64 * 1024
@@ -24,7 +24,7 @@ LENGTH_DIGITS = 16
 METHODS = ("GET", "HEAD", "POST")
 END_OF_HEAD = b"\r\n\r\n"
 REASONS = {
-    200: "OK", 202: "Accepted", 204: "No Content", 400: "Bad Request", 403: "Forbidden", 404: "Not Found",
+    200: "OK", 202: "Accepted", 204: "No Content", 400: "Bad Request", 401: "Unauthorized", 403: "Forbidden", 404: "Not Found",
     405: "Method Not Allowed", 408: "Request Timeout", 409: "Conflict", 411: "Length Required", 413: "Content Too Large",
     429: "Too Many Requests", 431: "Request Header Fields Too Large", 500: "Internal Server Error", 501: "Not Implemented",
     503: "Service Unavailable",
@@ -220,15 +220,20 @@ def is_named_so(host: str | None, names: Collection[str]) -> bool:
 def render(response: Response, date: str, method: str = "GET", keeps_open: bool = False) -> bytes:
     """The answer as it is sent; one to HEAD has no body, but says how long it would be. ValueError: it cannot be sent."""
     body = response.body.encode() if isinstance(response.body, str) else response.body
+    return render_head(response, date, len(body), keeps_open) + (b"" if method == "HEAD" else body)
+
+
+def render_head(response: Response, date: str, body_bytes: int | None = None, keeps_open: bool = False) -> bytes:
+    """All before the body. None: nobody knows how long that will be, and it ends with the connection."""
     headers = {
         "Date": date,
         "Content-Type": response.content_type,
-        "Content-Length": str(len(body)),
+        **({} if body_bytes is None else {"Content-Length": str(body_bytes)}),
         "Connection": "keep-alive" if keeps_open else "close",
     }
     head = "".join(_header_line(*item) for item in (*headers.items(), *response.headers))
     first = f"HTTP/1.1 {response.status:03d} {REASONS.get(response.status, 'Unknown')}\r\n"
-    return f"{first}{head}\r\n".encode("latin-1") + (b"" if method == "HEAD" else body)
+    return f"{first}{head}\r\n".encode("latin-1")
 
 
 def _header_line(name: str, value: str) -> str:

@@ -1,0 +1,286 @@
+"""The commands that see and steer jobs which run on this machine: ``ps``, ``status``, ``stop``, ``drain`` and ``restart``.
+
+Each asks agents of the same user over their control sockets (`inspection.client`). What they print is made by pure functions of
+what was answered.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Sequence
+
+from rallypoint.base import defaults
+from rallypoint.base.json_text import clip
+from rallypoint.base.text import many, plural, size_text
+from rallypoint.cli.arguments import parse_settings
+from rallypoint.cli.command_line import closest
+from rallypoint.cli.main import print_text
+from rallypoint.errors import ExitCode, RallypointError, UsageError
+from rallypoint.inspection import client
+from rallypoint.inspection.client import LocalJob, RemoteJob
+from rallypoint.inspection.view import FORMAT, JobView, NodeView, WorkerView, jobs_of, straggling, to_document
+from rallypoint.story.phases import RUNNING
+from rallypoint.story.story import duration
+
+__all__ = ["USAGES", "jobs_main", "render_jobs", "render_status"]
+
+STOPPED_WITHIN_S = 60.0
+LOOK_EVERY_S = 0.1
+SHOWN_WORKERS = 32  # of each node, unless all are asked for
+SHOWN_HISTORY = 5
+COMMAND_CHARACTERS = 60
+_JOB = """\
+JOB is the job's ID, the beginning of it, or the process ID of its launcher; it can be left out where one job runs here. A job
+that does not run here is asked where its nodes meet: give its whole ID, and --endpoint."""
+_ELSEWHERE = """\
+  --endpoint  where the job's nodes meet, as in its --rdzv-endpoint
+  --backend   c10d or etcd, as in its --rdzv-backend [c10d]
+  --conf      settings, as in its --rdzv-conf: secret_file=FILE, or etcd's"""
+_VALUED = ("--endpoint", "--backend", "--conf")
+USAGES = {
+    "ps": """\
+usage: rallypoint ps [--json]
+
+List the jobs of this user that run on this machine.
+
+  --json      print one JSON document instead of a table
+  --help      show this help and exit""",
+    "status": f"""\
+usage: rallypoint status [JOB] [--all] [--json] [--endpoint HOST:PORT]
+
+Show how a job stands on all of its nodes: phase, generation, restarts and why, and each worker with its process, step and memory.
+{_JOB}
+
+  --all       show every worker, however many there are
+  --json      print one JSON document instead of text
+{_ELSEWHERE}
+  --help      show this help and exit""",
+    "stop": f"""\
+usage: rallypoint stop [JOB] [--no-wait] [--endpoint HOST:PORT]
+
+Stop a job on all of its nodes, as SIGTERM to each launcher would: workers get their time to end.
+{_JOB}
+
+  --no-wait   do not wait until it has ended on this machine
+{_ELSEWHERE}
+  --help      show this help and exit""",
+    "restart": f"""\
+usage: rallypoint restart [JOB] [--endpoint HOST:PORT]
+
+Stop the workers of a job on all nodes and start them again. It does not count against --max-restarts.
+{_JOB}
+
+{_ELSEWHERE}
+  --help      show this help and exit""",
+    "drain": f"""\
+usage: rallypoint drain NODE [JOB] [--now] [--force] [--endpoint HOST:PORT]
+
+Have one node stop its workers and leave the job, as SIGTERM to its launcher would. The others go on if they are enough.
+If the node was started with --drain-grace, all workers of the job save first.
+NODE is its name, its host's name, or its rank among the nodes.
+{_JOB}
+
+  --now       do not let workers save first
+  --force     also if the job ends with that node, because it hosts the coordination store
+{_ELSEWHERE}
+  --help      show this help and exit""",
+}
+
+Flags = dict[str, str]  # those that were given, with their values; of one without a value it is empty
+
+
+def jobs_main(command: str, argv: Sequence[str]) -> int:
+    """One of the commands; returns its exit code."""
+    try:
+        flags, words = _read_arguments(command, argv)
+        if "--help" in flags:
+            return print_text(USAGES[command])
+        return {"ps": _ps, "status": _status, "stop": _stop, "restart": _restart, "drain": _drain}[command](flags, words)
+    except RallypointError as error:
+        print(f"rallypoint {command}: error: {clip(str(error), 10_000)}", file=sys.stderr)
+        return ExitCode.USAGE if isinstance(error, UsageError) else ExitCode.WORKER_FAILED
+    except KeyboardInterrupt:
+        return ExitCode.USAGE
+
+
+def _read_arguments(command: str, argv: Sequence[str]) -> tuple[Flags, list[str]]:
+    flags: Flags = {}
+    words: list[str] = []
+    known = [line.split()[0] for line in USAGES[command].splitlines() if line.startswith("  --")]
+    rest = iter(argv)
+    for word in rest:
+        name, separator, value = word.partition("=")
+        name = "--help" if name == "-h" else name
+        if not word.startswith("-"):
+            words.append(word)
+            continue
+        if command == "ps" and name in _VALUED:
+            raise UsageError("it lists the jobs of this machine; one elsewhere: rallypoint status JOB --endpoint HOST:PORT")
+        if name not in known or (separator and name not in _VALUED):
+            meant = closest(name, known)
+            raise UsageError(f"unknown flag {name}; " + (f"did you mean {meant}?" if meant else f"there are {', '.join(known)}"))
+        flags[name] = (value if separator else next(rest, "")) if name in _VALUED else ""
+        if name in _VALUED and not flags[name]:
+            raise UsageError(f"{name} needs a value")
+    least, most = {"ps": (0, 0), "drain": (1, 2)}.get(command, (0, 1))
+    if "--help" not in flags and not least <= len(words) <= most:
+        raise UsageError(USAGES[command].partition("\n")[0])
+    return flags, words
+
+
+def _ps(flags: Flags, _: list[str]) -> int:
+    agents, troubles = client.list_agents()
+    jobs = jobs_of(agent.node for agent in agents)
+    if "--json" in flags:
+        return print_text(json.dumps({"format": FORMAT, "jobs": list(map(to_document, jobs)), "unanswered": troubles}, indent=2))
+    for line in troubles:
+        print(f"rallypoint ps: process {line}", file=sys.stderr)
+    return print_text(render_jobs(jobs)) if jobs or not troubles else ExitCode.SUCCESS
+
+
+def _status(flags: Flags, words: list[str]) -> int:
+    job = _find(flags, words).status()
+    if "--json" in flags:
+        return print_text(json.dumps(to_document(job), indent=2))
+    return print_text(render_status(job, SHOWN_WORKERS if "--all" not in flags else None))
+
+
+def _stop(flags: Flags, words: list[str]) -> int:
+    job = _find(flags, words)
+    print_text(f"{job.name}: {job.stop()}")
+    if "--no-wait" in flags or not job.agents:
+        return ExitCode.SUCCESS
+    ends_at = time.monotonic() + STOPPED_WITHIN_S
+    while left := _left(job):
+        if time.monotonic() >= ends_at:
+            raise RallypointError(
+                f"after {STOPPED_WITHIN_S:g} s there is still process {'; process '.join(left)}; it goes on stopping"
+            )
+        time.sleep(LOOK_EVERY_S)
+    return print_text(f"{job.name}: it has ended on this machine")
+
+
+def _left(job: LocalJob | RemoteJob) -> list[str]:
+    """Those of its agents that are still here, and how they are."""
+    agents, troubles = client.list_agents([agent.path for agent in job.agents])
+    return [*(f"{agent.node.pid}, which is {agent.node.phase}" for agent in agents), *troubles]
+
+
+def _restart(flags: Flags, words: list[str]) -> int:
+    job = _find(flags, words)
+    return print_text(f"{job.name}: {job.restart()}")
+
+
+def _drain(flags: Flags, words: list[str]) -> int:
+    job = _find(flags, words[1:])
+    return print_text(f"{job.name}: {job.drain(words[0], '--force' in flags, '--now' in flags)}")
+
+
+def _find(flags: Flags, words: list[str]) -> LocalJob | RemoteJob:
+    if endpoint := flags.get("--endpoint"):
+        if not words:
+            raise UsageError("--endpoint: name the job, by its whole ID")
+        backend = flags.get("--backend", defaults.BACKEND_ELASTIC)
+        return client.connect(endpoint, words[0], backend, parse_settings(flags.get("--conf", "")))
+    agents, troubles = client.list_agents()
+    return client.find_job(agents, words[0] if words else "", troubles)
+
+
+# --- as text ---------------------------------------------------------------------------------------------------------------
+
+
+def render_jobs(jobs: Sequence[JobView]) -> str:
+    if not jobs:
+        return "no job of this user runs on this machine"
+    titles = ("JOB", "PHASE", "NODES", "WORKERS", "GENERATION", "RESTARTS", "UP", "PIDS", "COMMAND")
+    return _table([titles, *map(_job_row, jobs)])
+
+
+def _job_row(job: JobView) -> tuple[str, ...]:
+    first = job.nodes[0]
+    here = len(job.nodes)
+    nodes = f"{here} of {first.nodes}" if first.nodes not in (None, here) else str(here)
+    return (
+        job.job,
+        job.phase,
+        nodes,
+        str(first.world_size if first.world_size is not None else "-"),
+        str(job.generation or "-"),
+        f"{job.restarts} of {first.max_restarts}",
+        duration(max(node.uptime_s for node in job.nodes)),
+        ",".join(str(node.pid) for node in job.nodes[:4]),
+        clip(first.command, 4096, COMMAND_CHARACTERS),
+    )
+
+
+def render_status(job: JobView, most_workers: int | None = None) -> str:
+    """The job, its nodes and workers; of each node no more workers than that."""
+    lines = [_headline(job)]
+    if job.note:
+        lines.append(f"  {job.note}")
+    if job.silent:
+        lines.append(f"  no answer from {plural(len(job.silent), 'node')} {', '.join(job.silent[:16])}")
+    if who := straggling(job):
+        lines.append(f"  behind the others: {who}")
+    for node in job.nodes:
+        lines += ["", *_node_lines(node, node in job.spares, most_workers)]
+    if history := _history(job):
+        lines += ["", "restarts, the latest last:", *history]
+    return "\n".join(lines)
+
+
+def _headline(job: JobView) -> str:
+    first = (job.members or job.nodes)[0]
+    parts = [f"{job.job}: {job.phase}", f"{many(len(job.nodes), 'node')}"]
+    if first.world_size is not None:
+        parts.append(many(first.world_size, "worker"))
+    if job.generation:
+        parts.append(f"generation {job.generation}")
+    parts.append(f"{job.restarts} of {many(first.max_restarts, 'restart')}")
+    if job.step is not None:
+        parts.append(f"step {job.step}")
+    if job.goodput is not None:
+        parts.append(f"goodput {job.goodput:.1%}")
+    return ", ".join(parts)
+
+
+def _node_lines(node: NodeView, is_spare: bool, most_workers: int | None) -> list[str]:
+    rank = "spare" if is_spare else f"node {node.node_rank}" if node.node_rank is not None else "no rank yet"
+    where = f" on {node.hostname}" if node.hostname != node.node else ""
+    why = f": {node.why}" if node.why and node.phase != RUNNING else ""
+    lines = [f"{node.node}{where} ({rank}, pid {node.pid}): {node.phase} for {duration(node.phase_s)}{why}"]
+    if node.log_dir:
+        lines.append(f"  logs: {node.log_dir}")
+    workers = node.workers if most_workers is None else node.workers[:most_workers]
+    if workers:
+        rows = [("RANK", "PID", "STATE", "STEP", "LAST SIGN", "CPU", "MEMORY"), *map(_worker_row, workers)]
+        lines += [f"  {line}" for line in _table(rows).splitlines()]
+    if len(workers) < len(node.workers):
+        lines.append(f"  and {many(len(node.workers) - len(workers), 'worker')} more (--all)")
+    return lines
+
+
+def _worker_row(worker: WorkerView) -> tuple[str, ...]:
+    state = f"{worker.state} ({worker.doing})" if worker.doing and worker.doing != RUNNING else worker.state
+    return (
+        str(worker.rank),
+        str(worker.pid),
+        state,
+        "-" if worker.step is None else str(worker.step),
+        "-" if worker.silent_s is None else f"{duration(worker.silent_s)} ago",
+        "-" if worker.cpu_s is None else duration(worker.cpu_s),
+        "-" if worker.memory_bytes is None else size_text(worker.memory_bytes),
+    )
+
+
+def _history(job: JobView) -> list[str]:
+    """Of the node that remembers most; what one saw, all did."""
+    longest = max((node.history for node in job.nodes), key=len, default=())
+    return [f"  {duration(one.ago_s)} ago: {one.why}" for one in longest[-SHOWN_HISTORY:]]
+
+
+def _table(rows: Sequence[Sequence[str]]) -> str:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)

@@ -1,0 +1,96 @@
+"""See and steer jobs, from a program: what ``rallypoint ps``, ``status``, ``logs``, ``stop``, ``drain`` and ``restart`` do.
+
+    from rallypoint import inspect
+
+    for job in inspect.jobs():
+        print(job.job, job.phase, job.step)
+
+Jobs are found on this machine, through an agent of the same user that takes part in them. Errors are `UsageError` where no job,
+or more than one, is meant, and `RallypointError` where it cannot be done.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterable, Iterator
+
+from rallypoint.base.text import runs
+from rallypoint.errors import UsageError
+from rallypoint.inspection import client, log_reading
+from rallypoint.inspection.log_lines import LogLine
+from rallypoint.inspection.log_times import parse_since
+from rallypoint.inspection.view import Happening, JobView, NodeView, WorkerView, jobs_of, stragglers, to_document
+
+__all__ = [
+    "Happening", "JobView", "LogLine", "NodeView", "WorkerView", "drain", "jobs", "logs", "restart", "status", "stop",
+    "stragglers", "to_document",
+]  # fmt: skip
+
+
+def jobs() -> list[JobView]:
+    """The jobs that have an agent on this machine, each with those agents alone: no other machine is asked."""
+    return jobs_of(agent.node for agent in client.list_agents()[0])
+
+
+def status(job: str = "", patience_s: float = client.PATIENCE_S) -> JobView:
+    """A job with all of its nodes; those that do not answer in that time are in `JobView.silent`.
+
+    `job` is its ID, the beginning of it, or the process ID of its launcher; it can be left out where one job runs.
+    """
+    return _find(job).status(patience_s)
+
+
+def stop(job: str = "") -> str:
+    """Have all nodes stop their workers and end, as by SIGTERM; returns what was done, and does not wait for it."""
+    return _find(job).stop()
+
+
+def restart(job: str = "") -> str:
+    """Have all workers stopped and started again; it does not count against ``max_restarts``."""
+    return _find(job).restart()
+
+
+def drain(node: str, job: str = "", force: bool = False, now: bool = False) -> str:
+    """Have one node, by its name, its host's name or its rank, leave its job. One without which the job would end is refused,
+    unless with `force`. With ``--drain-grace`` all workers save first, unless `now`.
+    """
+    return _find(job).drain(node, force, now)
+
+
+def logs(
+    job: str = "",
+    ranks: Iterable[int] | None = None,
+    streams: Iterable[str] = log_reading.STREAMS,
+    since: str | float | None = None,
+    grep: str | None = None,
+    tail: int | None = None,
+    follow: bool = False,
+    collapse: bool = False,
+) -> Iterator[LogLine]:
+    """The lines that workers have written to their log files, in the order that ``rallypoint logs --help`` describes.
+
+    `job` may also be the log folder of a run that has ended. `since` is an age or a time, as on the command line, or seconds.
+    With `follow`, lines come as they are written, until the job ends. With `collapse`, what several ranks say is one line.
+    """
+    streams = set(streams)
+    if not streams or not streams <= set(log_reading.STREAMS):
+        raise UsageError(
+            f"streams are {' and '.join(log_reading.STREAMS)}, not {', '.join(map(repr, sorted(streams))) or 'none'}"
+        )
+    now_s, here_s = time.time(), log_reading.here_s()
+    age = f"{since}s" if isinstance(since, int | float) else since
+    wish = log_reading.Wish(
+        ranks=None if ranks is None else tuple(runs(ranks)),
+        streams=tuple(one for one in log_reading.STREAMS if one in streams),
+        since_us=None if age is None else parse_since(age, now_s, here_s),
+        pattern=None if grep is None else re.compile(grep.encode()),
+        tail=tail,
+    )
+    found = log_reading.read_lines(log_reading.find_logs(job), wish, follow, collapse)
+    return (line for line in found if line is not None)
+
+
+def _find(job: str) -> client.LocalJob:
+    agents, troubles = client.list_agents()
+    return client.find_job(agents, job, troubles)

@@ -1,0 +1,249 @@
+"""What an agent answers to whoever asks at its desk, or through the store of its job.
+
+A visitor sends one line of JSON, and gets lines of JSON until the connection ends: ``{"ask": "node"}`` for this agent alone,
+``"job"`` for all nodes of its job, ``"stop"``, ``"drain"`` and ``"restart"`` to steer it. Each answer has an ``error`` where it
+could not be done.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rallypoint.base import report
+from rallypoint.base.json_text import clip, to_json
+from rallypoint.base.signals import inbox
+from rallypoint.coordination.engine import Coordination, CoordinationError
+from rallypoint.errors import RallypointError
+from rallypoint.inspection import asking
+from rallypoint.inspection.view import FORMAT, JobView, job_of, to_document
+from rallypoint.story.phases import RUNNING
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from rallypoint.inspection.desk import Desk
+    from rallypoint.protocol.session import AskedFor
+
+__all__ = ["Clerk"]
+
+QUESTION_S = 5.0
+QUESTION_BYTES = 64 * 1024
+PATIENCE_S, LONGEST_PATIENCE_S = 3.0, 60.0
+MOST_SENDERS = 8
+LAST_LINES_S = 5.0  # for those who follow the logs from elsewhere, when the agent ends
+KEPT_S = 30.0  # a connection to the store, for whoever asks again and again
+WHO_BYTES = 200
+STOPS_ALREADY = "it was told so before, and stops; a second SIGTERM to its launcher would kill the workers at once"
+
+
+class Clerk:
+    """Answers for one agent; each question is asked on a thread of its own."""
+
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+        self._asking, self._answering = (
+            _Line(desk.connect),
+            _Line(desk.connect),
+        )  # who asks all nodes waits for its own answer too
+        self._is_closing = self._is_leaving = self._leaves_at_once = False
+        self._senders = threading.BoundedSemaphore(MOST_SENDERS)
+
+    def close(self) -> None:
+        """Whoever hosts the store waits for those who are connected to it; who follows the logs gets the last lines."""
+        self._is_closing = True
+        deadline = time.monotonic() + LAST_LINES_S
+        for _ in range(MOST_SENDERS):
+            self._senders.acquire(timeout=max(deadline - time.monotonic(), 0.0))
+        self._asking.close()
+        self._answering.close()
+
+    # --- whoever comes to the desk -----------------------------------------------------------------------------------------
+
+    def converse(self, visitor: socket.socket) -> None:
+        """Hear one question, and answer it."""
+        visitor.settimeout(QUESTION_S)
+        try:
+            asked = _question(visitor)
+            answer = self._answer(asked)
+        except (ValueError, RallypointError) as error:
+            answer = {"error": str(error)}
+        visitor.sendall(to_json({"format": FORMAT, **answer}).encode() + b"\n")
+
+    def _answer(self, asked: dict[str, Any]) -> dict[str, Any]:
+        by = clip(str(asked.get("by", "somebody")), WHO_BYTES)
+        match asked.get("ask"):
+            case "node":
+                return {"node": to_document(self._desk.look())}
+            case "job":
+                return {"job": to_document(self.survey(by, _patience(asked)))}
+            case "stop":
+                return {"done": self._stop(by)}
+            case "drain":
+                return {"done": self._drain(str(asked.get("node", "")), by, asked.get("force") is True, asked.get("now") is True)}
+            case "restart":
+                return {"done": self._restart(by)}
+            case "logs":
+                return self._ask_for_logs(str(asked.get("node", "")), str(asked.get("detail", "")), by)
+        raise ValueError(f"this agent, of another version of rallypoint, does not know the question {asked.get('ask')!r:.40}")
+
+    def survey(self, by: str, patience_s: float) -> JobView:
+        """All nodes of the job, as they describe themselves; RallypointError: its store does not answer."""
+        with self._asking() as engine:
+            if engine is not None:
+                return asking.survey(engine, by, patience_s)
+        return job_of([self._desk.look()])
+
+    def _stop(self, by: str) -> str:
+        with self._asking() as engine:
+            if engine is not None:
+                return asking.stop(engine, by)
+        return "it was told to stop its workers and end" if self._leave(by) else STOPS_ALREADY
+
+    def _drain(self, name: str, by: str, is_forced: bool, at_once: bool) -> str:
+        with self._asking() as engine:
+            if engine is not None:
+                return asking.drain(engine, name, by, PATIENCE_S, is_forced=is_forced, at_once=at_once)
+        asking.choose_node(job_of([self._desk.look()]), name)
+        return "it has one node, which was told to stop its workers and end" if self._leave(by, at_once) else STOPS_ALREADY
+
+    def _leave(self, by: str, at_once: bool = False) -> bool:
+        """As by SIGTERM, which ends whatever the agent waits for, or lets workers save first where that is asked for, and not
+        `at_once`; False: it ends already. In a thread of a larger program nobody could take it.
+
+        A second signal would kill the workers at once. Who presses Ctrl-C twice wants that; who drains a node and then stops the
+        job does not.
+        """
+        if not inbox.is_watched:
+            raise RallypointError(
+                "it runs inside another program, outside of its main thread, and has to be stopped by that program"
+            )
+        if (self._is_leaving or inbox.received) and not (at_once and not self._leaves_at_once):
+            return False
+        self._is_leaving, self._leaves_at_once = True, at_once
+        if at_once:
+            inbox.stop_sifting()
+        report.warn(f"{by} asked this node to stop its workers and leave")
+        os.kill(os.getpid(), signal.SIGTERM)
+        return True
+
+    def _restart(self, by: str) -> str:
+        with self._asking() as engine:
+            if engine is not None:
+                return asking.restart(engine, by)
+        own = self._desk.look()
+        if own.phase != RUNNING:
+            raise RallypointError(f"its workers do not run: it is {own.phase}")
+        self._desk.request_restart(asking.wish_to_restart(by))
+        return "its workers are restarted"
+
+    def _ask_for_logs(self, node_id: str, detail: str, by: str) -> dict[str, Any]:
+        with self._asking() as engine:
+            if engine is None or not node_id:
+                raise RallypointError("it has one node, whose logs are here")
+            asking.ask_for_logs(engine, node_id, detail, by)
+        return {"done": "the node was asked"}
+
+    # --- whoever asks through the store ------------------------------------------------------------------------------------
+
+    def fulfil(self, asked: AskedFor) -> None:
+        """Do what was asked of this node."""
+        if asked.asked.what == "leave":
+            self._leave(asked.asked.by, asked.asked.detail == asking.AT_ONCE)
+            return
+        if asked.asked.what == "logs":
+            self._send_logs(asked.asked.detail)
+            return
+        with self._answering() as engine:
+            if engine is not None:
+                asking.answer(engine, self._desk.look().replace(id=asked.node_id), asked.number)
+
+    def _send_logs(self, detail: str) -> None:
+        from rallypoint.inspection.log_relay import send_logs  # who is never asked for them need not load it
+
+        if not self._senders.acquire(blocking=False):
+            raise RallypointError(f"logs are being sent to {MOST_SENDERS} others already")
+        try:
+            send_logs(detail, self._desk.look(), lambda: self._is_closing)
+        finally:
+            self._senders.release()
+
+
+class _Line:
+    """A connection to the job's store, kept for the next question; one at a time uses it."""
+
+    def __init__(self, connect: Callable[[], Coordination | None]) -> None:
+        self._connect = connect
+        self._lock = threading.Lock()
+        self._engine: Coordination | None = None
+        self._used_at = 0.0
+        self._is_closed = False
+
+    @contextmanager
+    def __call__(self) -> Iterator[Coordination | None]:
+        """None where the job has no store."""
+        with self._lock:
+            if self._engine is None:
+                self._engine = self._connect()
+                if self._engine is not None:
+                    threading.Thread(target=self._hang_up_in_time, name="rallypoint-store", daemon=True).start()
+            try:
+                yield self._engine
+            except CoordinationError:
+                self._hang_up()
+                raise
+            finally:
+                self._used_at = time.monotonic()
+                if self._is_closed:
+                    self._hang_up()
+
+    def close(self) -> None:
+        """Keep it no longer; whoever uses it now may end that first."""
+        self._is_closed = True
+        if self._lock.acquire(blocking=False):
+            self._hang_up()
+            self._lock.release()
+
+    def _hang_up_in_time(self) -> None:
+        while True:
+            time.sleep(KEPT_S)
+            with self._lock:
+                if self._engine is None:
+                    return
+                if time.monotonic() - self._used_at >= KEPT_S:
+                    self._hang_up()
+                    return
+
+    def _hang_up(self) -> None:
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            engine.close()
+
+
+def _question(visitor: socket.socket) -> dict[str, Any]:
+    """ValueError: that is none."""
+    data = b""
+    while not data.endswith(b"\n"):
+        more = visitor.recv(QUESTION_BYTES)
+        data += more
+        if not more or len(data) > QUESTION_BYTES:
+            raise ValueError(f"a question is one line of JSON of at most {QUESTION_BYTES} bytes")
+    try:
+        found = json.loads(data)
+    except RecursionError:
+        found = None
+    if not isinstance(found, dict):
+        raise ValueError("a question is an object of JSON")
+    return found
+
+
+def _patience(asked: dict[str, Any]) -> float:
+    given = asked.get("patience_s", PATIENCE_S)
+    return min(max(float(given), 0.0), LONGEST_PATIENCE_S) if type(given) in (int, float) else PATIENCE_S

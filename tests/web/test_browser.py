@@ -1,0 +1,216 @@
+"""The page in a real browser: every width and colour scheme, hostile text, a thousand ranks, and who cannot see or use a mouse.
+
+It needs Debian's chromium, Playwright and axe-core, which `make test-all` fetches. One browser serves all tests.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.web.made_jobs import MadeJob, served
+
+from rallypoint.health.server import HealthCheckServer
+from rallypoint.web.site import LogFile
+
+pytestmark = [pytest.mark.root, pytest.mark.xdist_group("browser")]
+
+ROOT = Path(__file__).parents[2]
+AXE = ROOT / "build" / "browser" / "axe.min.js"
+FLAGS = [
+    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+    "--disable-component-update", "--disable-sync",
+]  # fmt: skip
+PATIENCE_MS = 60_000
+REFRESH_S = 0.1  # of a thousand ranks
+HOSTILE = '<img src=x onerror="document.title=1"><script>document.title = 1</script>"\'&amp; ' + "wide" * 60
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
+    chromium = shutil.which("chromium")
+    if chromium is None or not AXE.exists():
+        pytest.skip("chromium or axe-core is not installed")
+    with playwright.sync_playwright() as driver:
+        profile = tmp_path_factory.mktemp("profile")
+        opened = driver.chromium.launch_persistent_context(profile, executable_path=chromium, headless=True, args=FLAGS)
+        opened.set_default_timeout(PATIENCE_MS)
+        yield opened
+        opened.close()
+
+
+class Shown:
+    """A job's page in a tab of its own, and what the browser complains of."""
+
+    def __init__(self, browser: Any, job: MadeJob, server: HealthCheckServer, width: int = 1600, scheme: str = "light") -> None:
+        self.complaints: list[str] = []
+        self.url = f"http://127.0.0.1:{server.port}/"
+        self.tab = browser.new_page()
+        self.tab.on("console", lambda said: self.complaints.append(said.text))
+        self.tab.on("pageerror", lambda error: self.complaints.append(str(error)))
+        self.tab.emulate_media(color_scheme=scheme)
+        self.tab.set_viewport_size({"width": width, "height": 900})
+        self.tab.goto(job.site.address("127.0.0.1", server.port))
+        self.tab.wait_for_selector(".workers td")
+
+    def text(self, selector: str) -> str:
+        return str(self.tab.inner_text(selector))
+
+    def wait_for_text(self, selector: str, text: str) -> None:
+        arguments = [selector, text]
+        self.tab.wait_for_function("([where, what]) => document.querySelector(where).textContent.includes(what)", arg=arguments)
+
+    def violations(self) -> list[str]:
+        """What axe-core finds to be hard to use; the browser's own world has it, whatever the page forbids."""
+        session = self.tab.context.new_cdp_session(self.tab)
+        frame = session.send("Page.getFrameTree")["frameTree"]["frame"]["id"]
+        world = session.send("Page.createIsolatedWorld", {"frameId": frame, "worldName": "axe"})["executionContextId"]
+        run = "axe.run().then(found => found.violations.map(one => one.id + ': ' + one.nodes.map(node => node.html).join(' | ')))"
+        session.send("Runtime.evaluate", {"contextId": world, "expression": AXE.read_text()})
+        told = session.send(
+            "Runtime.evaluate", {"contextId": world, "expression": run, "awaitPromise": True, "returnByValue": True}
+        )
+        session.detach()
+        return list(told["result"]["value"])
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> MadeJob:
+    made = MadeJob(nodes=2, workers=4)
+    path = tmp_path / "stderr.log"
+    path.write_text(f"first line\n{HOSTILE}\n")
+    made.logs[0, "stderr"] = LogFile(str(path), None)
+    return made
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [400, 1600])
+def test_every_width_and_scheme(browser: Any, job: MadeJob, width: int, scheme: str, tmp_path: Path) -> None:
+    with served(job) as server:
+        shown = Shown(browser, job, server, width, scheme)
+        shown.tab.click("#ask-log")
+        shown.tab.click("#ask-stacks")
+        shown.tab.wait_for_selector("#log:not([hidden])")
+        shown.tab.wait_for_selector("#stacks:not([hidden])")
+        shown.tab.click("summary")
+        shown.tab.wait_for_selector("#phases td")
+        assert shown.text("h1") == "job-7"
+        assert shown.text("#connection") == "live"
+        assert "exited with code 3" in shown.text("#restarts")
+        assert "train (/job/train.py:7)" in shown.text("#stacks")
+        assert shown.tab.locator("#timeline span").count() == 4
+        assert shown.tab.evaluate("document.documentElement.scrollWidth") <= width
+        assert shown.violations() == []
+        (tmp_path / f"{scheme}-{width}.png").write_bytes(shown.tab.screenshot(full_page=True))
+        assert shown.complaints == []
+        shown.tab.close()
+
+
+def test_hostile_text_stays_text(browser: Any, job: MadeJob) -> None:
+    """Whoever names a job, a node or a reason, or writes a line, cannot do anything here."""
+    job.of_node = {"job": HOSTILE, "node": HOSTILE, "why": HOSTILE, "command": HOSTILE, "log_dir": HOSTILE, "phase": "stopping"}
+    job.lines = [HOSTILE]
+    with served(job) as server:
+        shown = Shown(browser, job, server, 400)
+        shown.tab.click("#ask-log")
+        shown.tab.click("#ask-stacks")
+        shown.wait_for_text("#log", HOSTILE)
+        shown.wait_for_text("#stacks", HOSTILE)
+        for selector in ("#job", "#command", "caption", "#log", "#stacks"):
+            assert HOSTILE in (shown.tab.text_content(selector) or "")
+        assert shown.tab.locator("img, main script, main iframe").count() == 0
+        assert shown.tab.title() == f"stopping: {HOSTILE}"
+        assert shown.tab.evaluate("document.documentElement.scrollWidth") <= 400
+        assert shown.complaints == []
+        shown.tab.close()
+
+
+def test_the_token_leaves_the_address_and_the_page_can_be_loaded_again(browser: Any, job: MadeJob) -> None:
+    with served(job) as server:
+        shown = Shown(browser, job, server)
+        assert shown.tab.url == shown.url
+        shown.tab.reload()
+        shown.tab.wait_for_selector(".workers td")
+        assert shown.tab.url == shown.url
+        assert browser.cookies() == []
+        stranger = browser.new_page()
+        stranger.goto(shown.url)
+        assert "needs its token" in stranger.inner_text("h1")
+        assert "job-7" not in stranger.content()
+        for page in (stranger, shown.tab):  # a token of another job that had this port
+            page.goto(f"{shown.url}?token=stale")
+            assert "needs its token" in page.inner_text("h1")
+            page.close()
+
+
+def test_a_thousand_ranks(browser: Any, job: MadeJob) -> None:
+    """A refresh takes at most 100 ms of the browser's time, whatever else the machine has to do."""
+    job.size = 125, 8
+    with served(job) as server:
+        shown = Shown(browser, job, server)
+        assert shown.tab.locator(".workers tbody tr").count() == 1000
+        session = browser.new_cdp_session(shown.tab)
+        session.send("Performance.enable", {"timeDomain": "threadTicks"})
+
+        def busy_s() -> float:
+            metrics = session.send("Performance.getMetrics")["metrics"]
+            return float({one["name"]: one["value"] for one in metrics}["TaskDuration"])
+
+        def wait_for_looks(looks: int) -> None:
+            step = 10 * (job.looks + looks) + 1
+            is_shown = "step => Number(document.querySelector('.workers td:nth-child(3)').textContent) >= step"
+            shown.tab.wait_for_function(is_shown, arg=step)
+
+        wait_for_looks(2)
+        before, first = busy_s(), job.looks
+        wait_for_looks(4)
+        took_s = (busy_s() - before) / (job.looks - first)
+        print(f"a refresh of 1,000 ranks: {1000 * took_s:.1f} ms")
+        assert took_s <= REFRESH_S
+        shown.tab.close()
+
+
+def test_without_a_mouse_and_in_a_tab_that_nobody_sees(browser: Any, job: MadeJob, wait_until: Any) -> None:
+    with served(job) as server:
+        shown = Shown(browser, job, server)
+        shown.tab.keyboard.press("Tab")
+        assert shown.tab.evaluate("document.activeElement.textContent") == "Skip to the workers"
+        shown.tab.focus("#ask-stacks")
+        assert shown.tab.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
+        shown.tab.keyboard.press("Enter")
+        shown.tab.wait_for_selector("#stacks:not([hidden])")
+        assert shown.text("#announced") == "The job is running, generation 2"
+        assert shown.tab.locator(".node:visible").count() == 2
+        shown.tab.check("#unusual")
+        assert shown.tab.locator(".node:visible").count() == 0
+        hide = "() => { Object.defineProperty(document, 'hidden', {get: () => %s, configurable: true});"
+        hide += " document.dispatchEvent(new Event('visibilitychange')); }"
+        shown.tab.evaluate(hide % "true")
+        wait_until(lambda: job.site._feed._thread is None)
+        looks = job.looks
+        shown.tab.evaluate(hide % "false")
+        wait_until(lambda: job.looks > looks)
+        shown.tab.close()
+
+
+def test_a_job_that_ends_and_one_that_is_gone(browser: Any, job: MadeJob) -> None:
+    """What was last seen stays."""
+    job.of_node = {"why": "all workers have succeeded"}
+    with served(job) as server:
+        ended = Shown(browser, job, server)
+        job.site.close()
+        ended.wait_for_text("#connection", "ended at")
+        ended.wait_for_text("#notices", "This node is done: all workers have succeeded")
+        assert ended.text("h1") == "job-7"
+        ended.tab.close()
+    another = MadeJob()
+    with served(another) as server:
+        shown = Shown(browser, another, server)
+        server.stop()
+        shown.wait_for_text("#connection", "the job has ended, or cannot be reached")
+        assert shown.text("h1") == "job-7"
+        shown.tab.close()
