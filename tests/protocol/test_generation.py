@@ -216,6 +216,21 @@ class TestRegroup:
         assert runs == Wait("generation 1 runs; left out for now, because their workers keep failing: c", 50.0, is_gathering=True)
         assert isinstance(decide({**here("a", "b"), **shunned}, running("a", "b"), POLICY, 50.5), Interrupt)
 
+    def test_who_is_unfit_gets_no_seat_however_few_the_others_are(self) -> None:
+        """P29: not at first, not after a failure, and not as a joiner; a spare does."""
+        unfit = {
+            one: node.replace(record=node.record.replace(unfit="gpu: lost")) for one, node in here("a", ready_after=1).items()
+        }
+        assert formed(decide({**unfit, **here("b", "c", "d", "e")}, None, POLICY, 9.0)) == ["b", "c", "d", "e"]
+        assert wait(decide({**unfit, **here("b")}, None, POLICY, 99.0)).why == "1 of 2 nodes"
+        stopped = running("a", "b", signal=STOP, signal_at=1.0)
+        assert formed(decide({**unfit, **here("b", ready_after=1), **here("s")}, stopped, POLICY, 9.0)) == ["s", "b"]
+        assert wait(decide({**unfit, **here("b", ready_after=1)}, stopped, POLICY, 9.0)).why == "1 of 2 nodes"
+        assert wait(decide({**unfit, **here("b", "c")}, running("b", "c"), POLICY, 9.0)).is_gathering
+        full = POLICY.replace(max_nodes=2)
+        said = wait(decide({**unfit, **here("b", "c", "s")}, running("b", "c"), full, 9.0))
+        assert (said.why, said.is_gathering) == ("generation 1 runs with all 2 nodes; 1 are spare", True)
+
     @pytest.mark.parametrize(
         ("cause", "wait_s"),
         [("expired", 27.0 * DRIFT + MARGIN_S), ("expelled", 30.0 * DRIFT + MARGIN_S), ("vouched", 0.0), ("deleted", 0.0)],

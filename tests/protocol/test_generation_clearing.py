@@ -99,7 +99,9 @@ def test_nobody_comes_back_to_a_job_that_was_ended() -> None:
     assert isinstance(clearing(running(job.CLOSED)), Transaction)
 
 
-@pytest.mark.parametrize("settings", [b"", b"[]", b"{}", b'{"fence_s": "soon"}'])
+@pytest.mark.parametrize(
+    "settings", [b"", b"[]", b"{}", b'{"fence_s": "soon"}', b"[" * 100_000], ids=lambda data: repr(data[:12])
+)
 def test_settings_that_nobody_can_read_keep_a_job_for_the_margin_only(settings: bytes) -> None:
     found = clearing(running(settings=settings))
     assert isinstance(found, MayReturn)

@@ -89,7 +89,10 @@ ANY_RECORD = st.one_of(
     st.builds(job.Seat, NUMBERS, NUMBERS, TEXTS, *[NUMBERS] * 6),
     st.builds(job.Generation, NUMBERS, NUMBERS, NUMBERS, NUMBERS, TEXTS, NUMBERS, TEXTS, PURSES),
     st.builds(job.Signal, st.sampled_from(["failure", "loss", "departure", "join", "finished"]), TEXTS, TEXTS),
-    st.builds(job.Closed, st.sampled_from(["finished", "failed", "closed", "host_left"]), TEXTS, TEXTS,
+    st.builds(job.Notice, TEXTS, TEXTS, st.floats(0, 1e6)),
+    st.builds(job.NodeDrain, st.booleans(), st.booleans(), NUMBERS, st.booleans()),
+    st.builds(job.Ruling, NUMBERS, st.booleans()),
+    st.builds(job.Closed, st.sampled_from(["finished", "failed", "closed", "host_left", "preempted"]), TEXTS, TEXTS,
               st.none() | st.builds(Verdict, stopped=COUNTS, lost=st.lists(NAMES, max_size=3).map(tuple), world_size=COUNTS)),
 )  # fmt: skip
 

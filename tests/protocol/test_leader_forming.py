@@ -25,7 +25,7 @@ def form(count: int, workers: int = 2) -> Form:
 
 
 def forming(count: int, number: int = NUMBER) -> Forming:
-    return Forming(number, ATTEMPT, form(count), PURSE, "a worker failed")
+    return Forming(number, ATTEMPT, form(count), PURSE, "a worker failed", follows=number - 1)
 
 
 def all_steps(attempt: Forming) -> list[list[Operation]]:
@@ -54,7 +54,8 @@ def test_three_steps_make_a_small_generation() -> None:
     generation = job.Generation(7, 42, 2, 4, "10.0.0.0", 29500, "a worker failed", PURSE)
     assert last == [
         Put("down/generation", job.encode(generation)),
-        *(Delete(prefix, True) for prefix in ("up/failures/", "up/done/", "up/left/", "down/signal/", "down/expelled/")),
+        *(Delete(prefix, True) for prefix in ("up/failures/", "up/hangs/", "up/done/", "up/left/", "up/memories/", "up/drain/")),
+        *(Delete(prefix, True) for prefix in ("down/signal/", "down/inquiry/", "down/expelled/", "down/drain/")),
         *(Delete(prefix, True) for prefix in ("data/", "seats/6.")),
     ]
 
@@ -83,7 +84,7 @@ def test_the_seats_of_250_nodes_are_those_of_one_world() -> None:
 
 def test_rank_0_is_where_workers_meet() -> None:
     order = form(3).order[::-1]
-    *_, last = all_steps(Forming(1, ATTEMPT, Form(order, ""), PURSE, ""))
+    *_, last = all_steps(Forming(1, ATTEMPT, Form(order, ""), PURSE, "", follows=0))
     generation = job.decode(job.Generation, puts(last)[job.GENERATION])
     assert (generation.master_addr, generation.master_port) == ("10.0.0.2", 29502)
 

@@ -12,7 +12,8 @@ from rallypoint.protocol import job_records as job
 from rallypoint.protocol import session
 from rallypoint.protocol.generation import DRIFT, MARGIN_S, Policy
 from rallypoint.protocol.participant import Former
-from rallypoint.protocol.restarts import RestartPolicy
+from rallypoint.protocol.restarts import Purse, RestartPolicy
+from rallypoint.protocol.verdict import NodeReport, WorkerFailure
 
 PAIR = Policy(2, 2)
 OPEN = Policy(2, 4, last_call_s=0.0, scale_up_window_s=0.3, ready_timeout_s=10.0, join_timeout_s=60.0)
@@ -110,6 +111,31 @@ class TestJoining:
         lines = [one.text for one in stage.nodes["b"].take_news() if isinstance(one, session.Progress)]
         assert len(lines) == 2
         assert lines[-1] == "2 of 3 nodes; here: a, b; missing: rank 1"
+
+    def test_who_watches_hears_it_sooner_and_until_when(self) -> None:
+        """P19: also of who comes meanwhile; on the node that leads, and on another."""
+        stage = Stage(OPEN.replace(min_nodes=4))
+        stage.join("a", "b", looks_every_s=1.0)
+        gives_up_at = stage.now + stage.policy.join_timeout_s
+        for comes, names in (((), "a, b"), (("c",), "a, b, c")):
+            stage.join(*comes)
+            stage.pass_time(3.5)
+            for name in ("a", "b"):
+                found = [one for one in stage.nodes[name].take_news() if isinstance(one, session.Progress)]
+                assert len(found) >= 3
+                assert found[-1] == session.Progress(f"{2 + len(comes)} of 4 nodes; here: {names}", gives_up_at)
+
+    def test_what_was_said_before_a_generation_is_not_said_of_the_next(self) -> None:
+        """While one of them is still stopping its workers nothing new is said; the others hear nothing old."""
+        stage = Stage(OPEN.replace(min_nodes=2))
+        stage.join("a", "b", looks_every_s=1.0)
+        stage.settle()
+        stage.fail("a")
+        stage.settle()
+        stage.nodes["b"].take_news()
+        stage.ready("b")
+        stage.pass_time(3.0)
+        assert [one for one in stage.nodes["b"].take_news() if isinstance(one, session.Progress)] == []
 
 
 class TestFailing:
@@ -735,6 +761,57 @@ def test_purses_only_grow_and_numbers_count_up(story: list[str]) -> None:
         last = now
 
 
+def speakers(stage: Stage) -> list[str]:
+    return [name for name, node in stage.nodes.items() if node.speaks_for_job]
+
+
+def test_of_a_job_that_has_ended_one_node_speaks() -> None:
+    """The leader; whoever leads when it is gone; and who has ended the job in its place."""
+    stage = formed("a", "b", "c", restarts=RestartPolicy(0))
+    assert speakers(stage) == ["a"]
+    stage.fail("b")
+    stage.ready("a", "b", "c")
+    stage.pass_time(1.0)
+    assert speakers(stage) == ["a"]
+    assert closed(stage) is not None
+
+    stage = formed("a", "b", "c")
+    stage.nodes["b"].close("host_left", "SIGTERM", 15)
+    stage.settle()
+    assert speakers(stage) == ["b"]
+
+    stage = formed("a", "b", "c")
+    del stage.nodes["a"]
+    stage.store._end(stage.leases["a"], "expired")
+    stage._deliver()
+    for name in ("b", "c"):
+        stage.nodes[name].done()
+    stage.pass_time(1.0)
+    assert len(speakers(stage)) == 1
+
+
+@pytest.mark.parametrize(("is_hang", "kind"), [(False, "failure"), (True, "hang")])
+def test_a_generation_says_what_it_came_after(is_hang: bool, kind: str) -> None:
+    stage = formed("a", "b")
+    assert stage.generation().after == ""
+    failure = WorkerFailure(2, 0, "default", "b.example", 7, -9, "it hung: no heartbeat", 0.0, hung=is_hang)
+    stage.nodes["b"].failed(NodeReport("b", failures=(failure,)))
+    stage.settle()
+    stage.ready("a", "b")
+    stage.pass_time(1.0)
+    assert (stage.generation().number, stage.generation().after) == (2, kind)
+    stage.join("c")
+    stage.pass_time(1.0)
+    stage.ready("a", "b")
+    stage.pass_time(1.0)
+    assert (stage.generation().number, stage.generation().after) == (3, "join")
+    stage.lose("c", "vouched")
+    stage.pass_time(1.0)
+    stage.ready("a", "b")
+    stage.pass_time(30.0)
+    assert (stage.generation().number, stage.generation().after) == (4, "loss")
+
+
 def test_what_is_written_about_a_generation_is_bounded() -> None:
     """However long a worker's last words are."""
     stage = formed("a", "b")
@@ -754,3 +831,118 @@ def test_a_node_that_is_seated_has_nothing_more_to_say() -> None:
     stage.pass_time(100.0)
     assert stage.store.revision == before
     assert [stage.nodes[name].next_request(stage.now) for name in ("a", "b")] == [None, None]
+
+
+class TestAsking:
+    """What somebody from outside wants of nodes."""
+
+    @staticmethod
+    def ask(stage: Stage, node: str = "", what: job.Wish = "look") -> int:
+        stage.put(job.ASKED, job.encode(job.Asked(what, node, "me")))
+        return stage.store.revision
+
+    def test_every_node_hears_it_once(self) -> None:
+        stage = formed("a", "b")
+        number = self.ask(stage)
+        for name in ("a", "b"):
+            assert stage.news(name) == [session.AskedFor(name, number, job.Asked("look", "", "me"))]
+        stage.nodes["a"].look_again()
+        stage.settle()
+        assert stage.news("a") == []
+
+    def test_what_is_meant_for_one_is_heard_by_that_one(self) -> None:
+        stage = formed("a", "b")
+        self.ask(stage, "b", "leave")
+        assert stage.kinds("a") == []
+        assert stage.kinds("b") == ["AskedFor"]
+
+    def test_what_was_asked_before_a_node_came_is_not_meant_for_it(self) -> None:
+        """A node must not leave because others were told to, an hour ago."""
+        stage = formed("a", "b")
+        self.ask(stage, what="leave")
+        stage.join("c")
+        stage.settle()
+        assert stage.kinds("c") == []
+
+    @pytest.mark.parametrize("junk", [b"", b"[]", b'{"what": "dance", "node": "", "by": "me"}', b'{"what": "look"}'])
+    def test_what_nobody_can_read_was_not_asked(self, junk: bytes) -> None:
+        stage = formed("a", "b")
+        stage.put(job.ASKED, junk)
+        assert stage.kinds("a") == []
+
+    def test_a_restart_that_was_asked_for_costs_nothing_and_says_why(self) -> None:
+        stage = formed("a", "b")
+        asked = job.Signal("asked", "a restart was asked for by me", "me")
+        stage.put(job.signal_key(1), job.encode(asked))
+        assert stage.news("a") == [session.Regroup("a restart was asked for by me", 1, is_failure=False)]
+        stage.ready("a", "b")
+        stage.pass_time(1.0)
+        generation = stage.generation()
+        assert (generation.number, generation.nodes, generation.purse) == (2, 2, Purse())
+        assert generation.why == "a restart was asked for by me"
+
+
+class TestFitness:
+    def test_p29_all_are_told_why_a_node_waits_outside_and_it_is_let_in_when_it_is_fit(self) -> None:
+        """P29"""
+        stage = Stage(PAIR)
+        stage.join("a")
+        stage.join("b", unfit="gpu: GPU is lost")
+        stage.pass_time(25.0)
+        lines = [one.text for one in stage.nodes["a"].take_news() if isinstance(one, session.Progress)]
+        assert lines[-1] == "1 of 2 nodes; here: a; not fit: b (gpu: GPU is lost)"
+        stage.nodes["b"].judged("")
+        stage.settle()
+        assert stage.seats() == {"a": 0, "b": 1}
+
+    def test_p29_a_member_that_is_unfit_after_a_failure_gives_its_seat_to_a_spare(self) -> None:
+        """P29"""
+        stage = formed("a", "b", policy=PAIR.replace(last_call_s=0.0))
+        stage.join("s")
+        stage.fail("b")
+        stage.settle()
+        stage.nodes["b"].judged("disk: full")
+        stage.ready("a", "b")
+        stage.settle()
+        assert stage.seats() == {"a": 0, "s": 1}
+        assert stage.kinds("b")[-1] == "Regroup"
+
+
+class TestHopeless:
+    NO_MODULE = "ModuleNotFoundError: No module named 'x'"
+
+    def test_p15_those_that_run_hear_that_it_matters_whether_all_fail_so(self) -> None:
+        """P15: they are given a moment then; a failure that may pass puts off no restart."""
+        for message, matters in ((self.NO_MODULE, True), ("ValueError: bad luck", False)):
+            stage = formed("a", "b")
+            stage.fail("b", message)
+            stage.settle()
+            (heard,) = (one for one in stage.news("a") if isinstance(one, session.Regroup))
+            assert heard.looks_hopeless is matters
+
+    def test_p15_what_all_workers_met_ends_the_job_on_all_nodes_and_says_that_no_restart_helps(self) -> None:
+        """P15"""
+        stage = formed("a", "b")
+        for name, ranks in (("a", (0, 1)), ("b", (2, 3))):
+            failures = tuple(WorkerFailure(one, one % 2, "", name, 7, 1, self.NO_MODULE, 0.0) for one in ranks)
+            stage.nodes[name].failed(NodeReport(name, 0, failures))
+            stage.settle()
+        stage.ready("a", "b")
+        stage.settle()
+        end = closed(stage)
+        assert end is not None
+        assert end.is_hopeless
+        assert "all workers failed so" in end.why
+
+    def test_p29_a_node_is_left_out_at_the_wish_of_its_worker_if_it_can_be_spared(self) -> None:
+        """P29: that costs no restart; where it cannot be spared, it is a failure as any other."""
+        for names, nodes, restarts in ((("a", "b", "c"), 2, 0), (("a", "b"), 2, 1)):
+            stage = formed(*names)
+            failure = WorkerFailure(2, 0, "", "b", 7, 1, "bad memory", 0.0, wish="exclude_node")
+            stage.nodes["b"].failed(NodeReport("b", 0, (failure,)))
+            stage.settle()
+            stage.ready(*names)
+            stage.settle()
+            assert (stage.generation().nodes, stage.generation().purse.failures) == (nodes, restarts)
+            assert ("node b is left out: bad memory; membership change 1" in stage.generation().why) == (restarts == 0)
+            assert "keep failing" not in stage.generation().why

@@ -3,12 +3,27 @@
 from __future__ import annotations
 
 import signal
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rallypoint.protocol.restarts import AGES_MAX, Again, Ended, GiveUp, Purse, RestartPolicy, judge
+from rallypoint.protocol.restarts import (
+    AGES_MAX,
+    CAUSES,
+    EARLY_S,
+    HOPELESS_ERRORS,
+    HOPELESS_IN_A_ROW,
+    Again,
+    Ended,
+    Failure,
+    GiveUp,
+    Purse,
+    RestartPolicy,
+    judge,
+)
 
 FAILED = Ended(failed_exit_codes=(1,), failure="rank 3 failed")
 
@@ -83,7 +98,7 @@ def test_an_exit_code_that_can_never_succeed_is_not_retried(codes: tuple[int, ..
     """P15: nor when a lost node would have paid."""
     policy = RestartPolicy(3, no_retry_exit_codes=(42, -signal.SIGSEGV, -63))
     why = f"rank 3 failed; a worker {said}, which no restart can help (no-retry exit codes)"
-    assert judge(policy, Purse(), FAILED.replace(failed_exit_codes=codes, lost=("b",))) == GiveUp(why)
+    assert judge(policy, Purse(), FAILED.replace(failed_exit_codes=codes, lost=("b",))) == GiveUp(why, is_hopeless=True)
 
 
 def test_backoff_is_capped_and_can_be_switched_off() -> None:
@@ -129,6 +144,162 @@ def test_what_is_said_is_bounded() -> None:
     names = tuple("n" * 1000 + str(number) for number in range(1000))
     for ended in (Ended(lost=names), FAILED.replace(failure="f" * 10_000), FAILED.replace(failed_exit_codes=(1,) * 10_000)):
         assert len(again(RestartPolicy(1), Purse(), ended).why) < 700
+
+
+# --- what cannot succeed ---------------------------------------------------------------------------------------------------
+
+NO_MODULE = "ModuleNotFoundError: No module named 'flash_attn'"
+
+
+def failed(message: str, exitcode: int = 1, place: str = "train.py:3", everywhere: bool = True, **more: Any) -> Ended:
+    cause = Failure(more.pop("rank", 3), exitcode, message, place, everywhere, more.pop("is_hang", False))
+    return Ended(failed_exit_codes=(exitcode,), failure="rank 3 failed", cause=cause, after_s=more.pop("after_s", 2.0), **more)
+
+
+@pytest.mark.parametrize(
+    ("exitcode", "message", "place"),
+    [
+        (1, NO_MODULE, "train.py:3 in <module>"),
+        (1, "ModuleNotFoundError: No module named 'myapp.connection'", ""),
+        (1, "ImportError: cannot import name 'Timeout' from 'lib' (/lib.py)", ""),
+        (1, "SyntaxError: invalid syntax", ""),
+        (1, "NameError: name 'lr' is not defined", ""),
+        (2, "exited with code 2 and left no traceback", "train.py: error: unrecognized arguments: --learning-rate #"),
+        (2, "exited with code 2 and left no traceback", "Error: No such option: --lr"),
+        (127, "exited with code 127 and left no traceback", "sh: nosuch: not found"),
+    ],
+)
+def test_what_all_workers_meet_in_the_program_itself_is_not_retried(exitcode: int, message: str, place: str) -> None:
+    """P15"""
+    ruling = judge(RestartPolicy(3), Purse(), failed(message, exitcode, place))
+    why = "rank 3 failed; all workers failed so, 2.0 s after their start: no restart can help (--retry-hopeless tries)"
+    assert ruling == GiveUp(why, is_hopeless=True)
+    for harmless in (failed(message, exitcode, place, everywhere=False), failed(message, exitcode, place, step=0),
+                     failed(message, exitcode, place, after_s=EARLY_S + 1)):  # fmt: skip
+        assert isinstance(judge(RestartPolicy(3), Purse(), harmless), Again)
+    assert isinstance(judge(RestartPolicy(3, retry_hopeless=True), Purse(), failed(message, exitcode, place)), Again)
+    without_restarts = judge(RestartPolicy(0), Purse(), failed(message, exitcode, place))
+    assert without_restarts == GiveUp("rank 3 failed; no restarts were asked for (--max-restarts)")
+
+
+@pytest.mark.parametrize(
+    ("exitcode", "message"),
+    [
+        (1, "ConnectionRefusedError: [Errno 111] Connection refused"),
+        (1, "torch.distributed.DistNetworkError: The client socket has timed out after 60s, trying to connect to (n0, 29500)"),
+        (1, "torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:1333, remote process exited"),
+        (1, "RuntimeError: [enforce fail at gloo/transport/tcp/device.cc:84] rv != -1. unable to resolve address for: n0"),
+        (1, "RuntimeError: CUDA error: out of memory"),
+        (1, "OSError: [Errno 5] Input/output error: '/data/shard0'"),
+        (1, "FileNotFoundError: [Errno 2] No such file or directory: '/data/shard0'"),
+        (1, "ImportError: /nfs/libx.so: cannot open shared object file: Stale file handle"),
+        (1, "ImportError: libx.so: failed to map segment from shared object"),
+        (1, "TypeError: 'NoneType' object is not subscriptable"),
+        (1, "ValueError: no batch"),
+        (1, "exited with code 1 and left no traceback"),
+        (2, "exited with code 2 and left no traceback"),
+        (-9, "Signal 9 (SIGKILL) received by PID 7"),
+        (-11, "ImportError: it says, but a signal ended it"),
+        (1, "my.ImportError: of the program's own"),
+    ],
+)
+def test_what_may_pass_is_retried_whoever_meets_it_and_however_often(exitcode: int, message: str) -> None:
+    """P15: a network that is away strikes all workers at once, and that is no reason to give up."""
+    purse = Purse()
+    for number in range(1, 10):
+        answer = again(RestartPolicy(20), purse, failed(message, exitcode))
+        purse = answer.purse
+        assert answer.why.startswith(f"rank 3 failed; restart {number} of 20")
+
+
+def test_the_same_error_of_the_program_again_and_again_is_given_up() -> None:
+    """P15: the others may be slower, and be stopped before they come to it; whichever rank is the first."""
+    first = again(RestartPolicy(9), Purse(), failed(NO_MODULE, everywhere=False, rank=0))
+    second = again(RestartPolicy(9), first.purse, failed(NO_MODULE, everywhere=False, rank=2))
+    third = failed(NO_MODULE, everywhere=False, rank=0)
+    why = "rank 3 failed; 3 attempts in a row ended so at their start: no restart can help (--retry-hopeless tries)"
+    assert judge(RestartPolicy(9), second.purse, third) == GiveUp(why, is_hopeless=True)
+    other = again(RestartPolicy(9), second.purse, failed("ValueError: x", everywhere=False))
+    assert isinstance(judge(RestartPolicy(9), other.purse, third), Again)
+    late = again(RestartPolicy(9), second.purse, failed(NO_MODULE, everywhere=False, after_s=EARLY_S + 1))
+    assert late.purse.streak == 0
+
+
+def test_a_limit_for_failures_of_one_rank_at_one_place() -> None:
+    """P15: only where it is asked for; an attempt that made a step, or another rank, begins the count anew."""
+    policy = RestartPolicy(9, max_same_failures=2)
+    first = again(policy, Purse(), failed("ValueError: shard 7", everywhere=False))
+    ruling = judge(policy, first.purse, failed("ValueError: shard 8", everywhere=False))
+    assert ruling == GiveUp("rank 3 failed; 2 attempts in a row ended so (max_same_failures=2)", is_hopeless=True)
+    for another in (failed("ValueError: shard 7", rank=4), failed("ValueError: shard 7", step=1),
+                    failed("ValueError: shard 7", place="data.py:9")):  # fmt: skip
+        assert again(policy, first.purse, another).purse.streak <= 1
+
+
+def test_restarts_without_progress_are_counted_from_the_furthest_step() -> None:
+    """P15: being resumed from a checkpoint and failing short of where the job was is no progress."""
+    policy, purse = RestartPolicy(99, max_no_progress=2), Purse()
+    for step in (10, 9, 20, 20):
+        purse = again(policy, purse, failed("ValueError", everywhere=False, step=step)).purse
+    ruling = judge(policy, purse, failed("ValueError", everywhere=False))
+    why = "rank 3 failed; the last 2 attempts have not come past step 20 (--max-no-progress 2)"
+    assert ruling == GiveUp(why, is_hopeless=True)
+    assert again(policy, purse, failed("ValueError", step=21)).purse.fruitless == 0
+    assert again(RestartPolicy(99), purse, failed("ValueError")).purse.fruitless == 2
+    purse = Purse()
+    for _ in range(5):  # workers that tell of no step are not judged by any
+        purse = again(policy, purse, failed("ValueError")).purse
+
+
+def test_a_worker_can_say_that_no_restart_will_help() -> None:
+    """P15: also when a lost node would have paid, and where no restart was asked for."""
+    said = failed("no such data set", no_retry="rank 3: no such data set", lost=("b",))
+    ruling = GiveUp("rank 3 failed; rank 3: no such data set: no restart can help", is_hopeless=True)
+    assert judge(RestartPolicy(3), Purse(), said) == judge(RestartPolicy(0, retry_hopeless=True), Purse(), said) == ruling
+
+
+def test_a_node_that_is_left_out_at_its_workers_wish_costs_no_restart() -> None:
+    """P29"""
+    ended = failed("gpu 3 has bad memory", excluded=("b",))
+    answer = again(RestartPolicy(0), Purse(), ended)
+    assert (answer.purse, answer.kind) == (Purse(departures=1), "departure")
+    assert answer.why == "node b is left out: gpu 3 has bad memory; membership change 1"
+    assert isinstance(judge(RestartPolicy(3, max_membership_changes=0), Purse(), ended), GiveUp)
+
+
+def test_hangs_can_have_a_budget_of_their_own() -> None:
+    """P15"""
+    hang = failed("it hung: asleep for 60 s", -9, everywhere=False, is_hang=True)
+    assert again(RestartPolicy(1), Purse(), hang).purse.failures == 1
+    policy = RestartPolicy(0, max_hangs=1)
+    answer = again(policy, Purse(), hang)
+    assert (answer.purse.hangs, answer.purse.failures, answer.why) == (1, 0, "rank 3 failed; restart 1 of 1 after a hang")
+    assert judge(policy, answer.purse, hang) == GiveUp("rank 3 failed; the one restart after a hang is used up")
+    assert judge(RestartPolicy(9, max_hangs=0), Purse(), hang) == GiveUp("rank 3 failed; a hang is not retried (max_hangs)")
+
+
+def test_a_healthy_hour_can_give_the_budget_back() -> None:
+    """P15: the count that workers are told goes on; only what is left, and the back-off, begin anew."""
+    policy = RestartPolicy(2, healthy_after_s=3600.0)
+    purse = again(policy, again(policy, Purse(), FAILED).purse, FAILED).purse
+    assert isinstance(judge(policy, purse, FAILED.replace(after_s=3599.0)), GiveUp)
+    answer = again(policy, purse, FAILED.replace(after_s=3600.0))
+    assert (answer.purse.failures, answer.purse.forgiven, answer.delay_s) == (3, 2, 0.0)
+    assert answer.why == "rank 3 failed; restart 1 of 2"
+    assert isinstance(judge(RestartPolicy(2), purse, FAILED.replace(after_s=1e6)), GiveUp)  # for the whole job, as torchrun's
+
+
+def test_the_page_on_failures_tells_what_is_decided_here() -> None:
+    """P15: who pays for which end, and what is not retried."""
+    page = (Path(__file__).parents[2] / "docs" / "failures.md").read_text()
+    for cause, counter, limit in CAUSES:
+        assert counter in Purse.__annotations__
+        assert limit in RestartPolicy.__annotations__
+        (row,) = (line for line in page.splitlines() if line.startswith(f"| {cause} |"))
+        assert limit in row.replace("--max-restarts", "max_restarts")
+    assert [name for name in HOPELESS_ERRORS if f"`{name}`" not in page] == []
+    assert f"within {EARLY_S:g} s" in page
+    assert HOPELESS_IN_A_ROW == 3  # "Three attempts in a row"
 
 
 # --- properties ------------------------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from rallypoint.protocol.session import (
     Announce,
     Apart,
     Ask,
+    CutOff,
     Depart,
     Done,
     Ended,
@@ -26,6 +27,7 @@ from rallypoint.protocol.session import (
     GiveUp,
     Go,
     JobOver,
+    LastWord,
     Leave,
     Lost,
     Me,
@@ -54,6 +56,7 @@ from rallypoint.protocol.session import (
     has_to_regroup,
     hear,
     how,
+    last_word,
     say,
     seat_of,
     step,
@@ -91,6 +94,7 @@ WORDS: dict[str, Word] = {
     "Seated": NEXT,
     "Regroup": Regroup("rank 1 failed", 3),
     "Fenced": Fenced("no answer"),
+    "CutOff": CutOff("no answer"),
     "Refused": Refused("another has its rank"),
     "TimedOut": TimedOut("waited 30 s"),
     "Progress": Progress("1 of 2 nodes are here"),
@@ -99,11 +103,13 @@ WORDS: dict[str, Word] = {
     "Closed": Ended(CLOSED),
 }
 
+GENERATION_OVER = ("Regroup", "Fenced", "CutOff", "Refused")
+
 # To where each word leads; what is not named leaves the state as it is.
 LEADS_TO: dict[tuple[str, str], State] = {
     ("Waiting", "Seated"): Member(NEXT),
-    **{(name, word): Over(SEATED, False) for name in ("Member", "Departing") for word in ("Regroup", "Fenced", "Refused")},
-    **{("Staying", word): Over(SEATED, True) for word in ("Regroup", "Fenced", "Refused")},
+    **{(name, word): Over(SEATED, False) for name in ("Member", "Departing") for word in GENERATION_OVER},
+    **{("Staying", word): Over(SEATED, True) for word in GENERATION_OVER},
     **{("Finished", word): Over(SEATED, True) for word in ("Regroup", "Refused")},
     **{(name, "Lost"): StoreLost(LOST, None, False) for name in ("Apart", "Waiting")},
     **{(name, "Lost"): StoreLost(LOST, SEATED, False) for name in ("Member", "Departing", "Over", "StoreLost")},
@@ -123,6 +129,7 @@ FOR_WHO_WAITS: dict[str, tuple[Action, ...]] = {
 FOR_WHO_RUNS: dict[str, tuple[Action, ...]] = {
     "Regroup": (Tell(Regroup("rank 1 failed", 3)),),
     "Fenced": (Tell(Fenced("no answer")),),
+    "CutOff": (Tell(CutOff("no answer")),),
     "Refused": (Tell(JobEnded("failed", "another has its rank")),),
     "Lost": (Tell(Fenced("nobody listens there")),),
     "Finished": (Tell(JobEnded("succeeded", "all are done")),),
@@ -133,9 +140,11 @@ FOR_WHO_RUNS: dict[str, tuple[Action, ...]] = {
 @pytest.mark.parametrize("word", WORDS)
 @pytest.mark.parametrize("name", STATES)
 def test_what_a_word_leads_to(name: str, word: str) -> None:
+    """Whose workers have all succeeded is not told that the store is lost: they need not be killed, and it may come back."""
     state, actions = hear(STATES[name], WORDS[word])
     assert state == LEADS_TO.get((name, word), STATES[name])
-    assert actions == (FOR_WHO_WAITS if name == "Waiting" else FOR_WHO_RUNS).get(word, ())
+    is_spared = (name, word) == ("Finished", "CutOff")
+    assert actions == (() if is_spared else (FOR_WHO_WAITS if name == "Waiting" else FOR_WHO_RUNS).get(word, ()))
 
 
 @pytest.mark.parametrize(
@@ -144,6 +153,7 @@ def test_what_a_word_leads_to(name: str, word: str) -> None:
         ((), False),
         ((Regroup("rank 1 failed", 4),), True),
         ((Fenced("no answer"),), True),
+        ((CutOff("no answer"),), True),
         ((Progress("…"), Fenced("no answer")), True),
         ((Regroup("of the one before", 3),), False),
         ((LOST,), False),
@@ -234,7 +244,8 @@ def test_what_is_wrong_is_said_in_a_line_that_fits() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "expected"), [("finished", "succeeded"), ("failed", "failed"), ("host_left", "failed"), ("closed", "closed")]
+    ("kind", "expected"),
+    [("finished", "succeeded"), ("failed", "failed"), ("host_left", "failed"), ("preempted", "failed"), ("closed", "closed")],
 )
 def test_how_the_end_of_the_job_ends_a_run(kind: job.ClosedKind, expected: str) -> None:
     assert how(job.Closed(kind, "", "b")) == expected
@@ -245,7 +256,12 @@ def test_only_who_sits_in_a_generation_that_runs_closes_the_job() -> None:
 
 
 def test_who_only_asks_learns_that_it_has_to_meet_anew() -> None:
-    assert [name for name, word in WORDS.items() if has_to_regroup((WORDS["Progress"], word))] == ["Regroup", "Fenced", "Lost"]
+    assert [name for name, word in WORDS.items() if has_to_regroup((WORDS["Progress"], word))] == [
+        "Regroup",
+        "Fenced",
+        "CutOff",
+        "Lost",
+    ]
 
 
 def test_what_is_said_reaches_the_participant() -> None:
@@ -258,6 +274,26 @@ def test_what_is_said_reaches_the_participant() -> None:
     assert participant._report == (3, REPORT)
     assert participant._departure == job.Signal("sick", "SIGTERM", "a")
     assert participant._closing == job.Closed("closed", "a closed it", "a")
+
+
+@pytest.mark.parametrize(
+    ("name", "me", "speaks", "rank", "expected"),
+    [
+        ("JobOver", MEMBER, True, 3, LastWord(True)),
+        ("JobOver", HOST, False, 0, LastWord(False)),
+        ("Waiting", MEMBER, True, None, LastWord(True)),
+        ("Waiting", MEMBER, False, 0, LastWord(False)),
+        ("Waiting", HOST, False, None, LastWord(True)),
+        ("StoreLost", MEMBER, True, 0, LastWord(True)),
+        ("StoreLost", MEMBER, False, 1, LastWord(True)),
+        ("StoreLost", MEMBER, True, 2, LastWord(False)),
+        ("Departing", HOST, False, 1, LastWord(True)),
+        ("Departing", MEMBER, True, 1, LastWord(False, goes_on=True)),
+        ("Departing", MEMBER, False, 0, LastWord(True, goes_on=True)),
+    ],
+)
+def test_who_has_the_last_word_on_the_job(name: str, me: Me, speaks: bool, rank: int | None, expected: LastWord) -> None:
+    assert last_word(STATES[name], me, speaks, rank) == expected
 
 
 # Any story that a shell can tell.

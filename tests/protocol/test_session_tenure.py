@@ -12,7 +12,7 @@ from rallypoint.coordination.fence import Connection, Fence, GiveUp, Hold
 from rallypoint.protocol import job_records as job
 from rallypoint.protocol.generation import Policy
 from rallypoint.protocol.participant import Former, Joining, Participant
-from rallypoint.protocol.restarts import RestartPolicy
+from rallypoint.protocol.restarts import Purse, RestartPolicy
 from rallypoint.protocol.session import NO_LICENCE, Ending, Patience, Tenure
 
 SEAT = job.Seat(3, 7, "a", 0, 2, 0, 8, 0, 8)
@@ -80,11 +80,29 @@ def test_no_licence_goes_beyond_what_the_store_vouches_for(has_seat: bool, is_re
 
 
 def test_who_had_a_seat_ends_its_workers_and_is_vouched_for_by_the_next_session() -> None:
-    assert tenure().end() == Ending(Former("a#2", 3), had_seat=True, was_stopping=False)
+    assert tenure().end(100.0) == Ending(Former("a#2", 3), had_seat=True, was_stopping=False)
     stopping = tenure()
     stopping.participant._stopped = SEAT.generation
-    assert stopping.end().was_stopping
+    assert stopping.end(100.0).was_stopping
+
+
+def test_who_is_replaced_is_known_not_to_be_waited_for() -> None:
+    assert tenure(expelled="it did not stop").end(100.0).was_replaced
+    assert not tenure().end(100.0).was_replaced
+
+
+def test_what_the_store_knew_is_remembered_as_old_as_it_is() -> None:
+    """The last generation that we know of counts, also if we have had no seat in it; what was spent has grown older."""
+    one = tenure()
+    assert one.end(100.0).memory is None
+    purse = Purse(2, losses=1, recent_ages_s=(3.0,))
+    one.participant.board.generation, one.participant.board.generation_at = job.Generation(3, 7, 2, 8, "", 0, "", purse), 90.0
+    assert one.end(100.0).memory == job.Memory(3, 2, "a", job.NO_SEAT, purse.replace(recent_ages_s=(13.0,)))
+    one.participant._last_seat = SEAT
+    memory = one.end(100.0).memory
+    assert memory is not None
+    assert memory.group_rank == 0
 
 
 def test_who_had_none_passes_on_what_it_had_to_vouch_for() -> None:
-    assert tenure(seat=None).end() == Ending(BEFORE, had_seat=False, was_stopping=False)
+    assert tenure(seat=None).end(100.0) == Ending(BEFORE, had_seat=False, was_stopping=False)

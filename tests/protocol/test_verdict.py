@@ -250,6 +250,7 @@ BAD_FAILURES = [
     {**GOOD_FAILURE, "message": "x" * 2001},
     {**GOOD_FAILURE, "message": "two\nlines"},
     {**GOOD_FAILURE, "host": None},
+    {**GOOD_FAILURE, "wish": "more"},
     {**GOOD_FAILURE, "extra": 1},
     {name: value for name, value in GOOD_FAILURE.items() if name != "rank"},
     [],
@@ -260,13 +261,13 @@ BAD_FAILURES = [
 @pytest.mark.parametrize("bad", BAD_FAILURES)
 def test_a_report_with_a_bad_failure_is_refused(bad: object) -> None:
     with pytest.raises(ValueError, match="failures: "):
-        decode_report(json.dumps({"node": "a", "failures": [bad], "unnamed": 0, "stopped": 0}).encode(), 1)
+        decode_report(json.dumps({"node": "a", "failures": [bad], "unnamed": 0, "stopped": 0, "step": -1}).encode(), 1)
 
 
 @pytest.mark.parametrize("bad", [{"unnamed": -1}, {"failures": [GOOD_FAILURE] * 17}, {"failures": {}}, {"node": "n" * 256}])
 def test_a_bad_report_is_refused_and_the_field_named(bad: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=f"^{next(iter(bad))}: "):
-        decode_report(json.dumps({"node": "a", "failures": [], "unnamed": 0, "stopped": 0, **bad}).encode(), 1)
+        decode_report(json.dumps({"node": "a", "failures": [], "unnamed": 0, "stopped": 0, "step": -1, **bad}).encode(), 1)
 
 
 @pytest.mark.parametrize(

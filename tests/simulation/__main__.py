@@ -13,6 +13,9 @@ from multiprocessing import get_context
 from tests.simulation.cluster import Failure, simulate
 from tests.simulation.planted import BUGS
 
+from rallypoint.base import report
+from rallypoint.output.progress import metered
+
 __all__ = ["main", "run_seeds"]
 
 BATCH = 50
@@ -60,13 +63,16 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--most-failures", type=int, default=3, help="stop after so many")
     options = parser.parse_args(arguments)
     begun, tally, failures = time.monotonic(), Counter[str](), 0
-    for happened, failed in run_seeds(*options.seeds, options.jobs, options.bug, options.trace):
-        tally.update(happened)
-        failures += len(failed)
-        for failure in failed:
-            print(failure, end="\n\n", flush=True)
-        if failures >= options.most_failures:
-            break
+    with metered("simulating", options.seeds[1] - options.seeds[0], "seeds") as meter:
+        for happened, failed in run_seeds(*options.seeds, options.jobs, options.bug, options.trace):
+            tally.update(happened)
+            failures += len(failed)
+            meter.advance(happened["seeds"] + len(failed))
+            with report.stepping_aside(1):
+                for failure in failed:
+                    print(failure, end="\n\n", flush=True)
+            if failures >= options.most_failures:
+                break
     if options.histogram:
         for what, count in sorted(tally.items()):
             print(f"{count:>12,}  {what}")

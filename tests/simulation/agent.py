@@ -28,6 +28,7 @@ from rallypoint.rendezvous.dynamic import LEAVE_TIMEOUT_S, NO_SESSION_TIMEOUT_S,
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from tests.simulation.engine import Engine
+    from tests.simulation.network import Testimony
     from tests.simulation.oracle import Oracle
     from tests.simulation.setup import Setup
 
@@ -73,6 +74,8 @@ class Agent(WorkerHost):
         self.sessions = 0  # at the store
         self.connection: Connection | None = None  # with the store, once that has welcomed us
         self.participant: Participant | None = None  # of the latest session
+        self.workers_in = ""  # in which store the generation of its workers was formed
+        self.last_number = 0  # of the generations in which it had a seat
         self.place = Place(self)
         self.thread = Thread(world, clock, self.driver_can)
         self.driver = Driver(self)
@@ -131,21 +134,23 @@ class Agent(WorkerHost):
     def open_session(self) -> tuple[Coordination, Participant] | None:
         """A connection, a lease, and the participant that lives on them; in the driver's thread."""
         setup, self.participant = self.setup, None
-        timeout_s = STORE_TIMEOUT_S if self.sessions else setup.policy.join_timeout_s
-        connected = self.place.connect(setup.ttl_s, timeout_s, REFUSAL_TIMEOUT_S, self._pause)
+        timeout_s = max(STORE_TIMEOUT_S, setup.host_timeout_s) if self.sessions else setup.policy.join_timeout_s
+        refusal_timeout_s = max(REFUSAL_TIMEOUT_S, setup.host_timeout_s)
+        connected = self.place.connect(setup.ttl_s, timeout_s, refusal_timeout_s, self._pause)
         if connected is None:
             return None
         engine, lease = connected
-        self.participant = self._new_participant(lease)
+        self.participant = self._new_participant(engine.identity(), lease)
         return engine, self.participant
 
     def _pause(self, seconds: float) -> bool:
         self.driver.wait(seconds)
         return not self.driver.is_stopped
 
-    def _new_participant(self, lease: int) -> Participant:
+    def _new_participant(self, store: str, lease: int) -> Participant:
         self.sessions += 1
         setup = self.setup
+        former, memory = self.driver.background(store)
         joining = Joining(
             node_id=self.node_id,
             lease=lease,
@@ -154,7 +159,8 @@ class Agent(WorkerHost):
             mismatch=setup.mismatch,
             policy=setup.policy,
             restarts=setup.restarts,
-            former=self.driver.former,
+            former=former,
+            memory=memory,
         )
         self.oracle.joins(self)
         return setup.participant_class(joining)
@@ -336,7 +342,7 @@ class Agent(WorkerHost):
             self.world.after(delay_s, self._end_by_warden, self._group, None if with_warden else testimony)
         self.oracle.ended(self)
 
-    def _end_by_warden(self, group: int, testimony: int | None) -> None:
+    def _end_by_warden(self, group: int, testimony: Testimony | None) -> None:
         """All below the warden is gone; if something was entrusted to it, it testifies."""
         self._workers_gone(group)
         if testimony is not None:

@@ -14,11 +14,12 @@ from tests.simulation.threads import Poll
 from rallypoint.coordination.embedded.client import EmbeddedCoordination
 from rallypoint.coordination.embedded.dialling import LinkBroken
 from rallypoint.coordination.embedded.handshake import Welcome
-from rallypoint.coordination.model import Outcome, Transaction
+from rallypoint.coordination.model import EndLease, Outcome, Transaction
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from tests.simulation.agent import Agent
+    from tests.simulation.network import Testimony
 
 __all__ = ["Client", "ReplicatedClient"]
 
@@ -141,9 +142,9 @@ class Client(EmbeddedCoordination):
         world.tally["breaks"] += 1
         world.tally["connections given up"] += trouble.startswith("no answer for")
 
-    def testimony(self) -> int | None:
-        """All that our warden needs is the number of the lease."""
-        return self._lease.number if super().testimony() is not None else None
+    def testimony(self, will: Transaction | None = None) -> Testimony | None:
+        """All that our warden needs is the number of the lease, and whose it is."""
+        return None if super().testimony(will) is None else (("vouch", (self.identity(), self.held_lease)),)
 
     @property
     def held_lease(self) -> int:
@@ -151,7 +152,7 @@ class Client(EmbeddedCoordination):
 
 
 class ReplicatedClient(Client):
-    """Where the fence is longer than a lease, what that was good for counts after its end too; and nobody hears wardens."""
+    """Where the fence is longer than a lease, what that was good for counts after its end too; and wardens write themselves."""
 
     def valid_until(self) -> float:
         if self._lease is None:
@@ -161,5 +162,8 @@ class ReplicatedClient(Client):
     def may_return_until(self) -> float:
         return super().may_return_until() if self._lease is None else self.valid_until()
 
-    def testimony(self) -> None:
-        return None
+    def testimony(self, will: Transaction | None = None) -> Testimony | None:
+        if super().testimony(will) is None:
+            return None
+        wills = [] if will is None else [will]
+        return tuple(("do", one) for one in (*wills, Transaction((), (EndLease(self.held_lease),))))

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import lru_cache
+from functools import lru_cache, partial
 from unittest.mock import patch
 
 from tests.simulation.agent import Agent
 from tests.simulation.engine import Engine
 from tests.simulation.faults import Faults
 from tests.simulation.network import Link
+from tests.simulation.notices import Notices
 from tests.simulation.oracle import Oracle
 from tests.simulation.planted import planted
 from tests.simulation.setup import Setup
@@ -64,7 +65,8 @@ class Cluster:
         self.world = World(seed)
         self.setup = Setup(self.world)
         self.oracle = Oracle(self.world, self.setup)
-        self.engine = Engine(self.world, self.setup.clock(self.world), self.setup.is_replicated, self.setup.turn_s, self.oracle)
+        self.stores = 0
+        self._open_store()
         self.agents = self.oracle.agents
         self._started = 0
         self._expected = 0  # agents that will be started
@@ -73,9 +75,19 @@ class Cluster:
             self._expected += 1
             self.world.after(self.world.between(0.0, 1.5), self._start, index, f"node{index}", None)
         self.faults = Faults(self)
+        self.notices = Notices(self, seed)
+        self.oracle.on_change = self.notices.changed
         self.oracle.notice = self.faults.notice
         self.oracle.on_end, self.oracle.on_store_death = self._look_whether_over, self._store_died
         self.world.at(self.setup.heal_at, self.faults.heal)
+
+    def _open_store(self) -> None:
+        """The first, or one that knows nothing in the place of one that is gone."""
+        setup, world = self.setup, self.world
+        self.stores += 1
+        name = f"store {self.stores}"
+        self.engine = Engine(world, setup.clock(world), setup.is_replicated, setup.turn_s, self.oracle, name)
+        self.oracle.store_began(name)
 
     # Starting agents.
 
@@ -95,6 +107,7 @@ class Cluster:
         world.note(name, "is started", self._started)
         clock = setup.clock(world)
         agent = Agent(world, self.engine, self.oracle, setup, record, link, clock, self._started, is_stranger, is_sick)
+        agent.driver.on_drain = partial(self.notices.hear, agent)
         self.agents.append(agent)
 
     def start_again(self, agent: Agent, delay_s: float) -> None:
@@ -104,6 +117,21 @@ class Cluster:
         name = agent.record.name
         self._expected += 1
         self.world.after(delay_s, self._start, self._indexes[name], name, agent.record)
+
+    def start_host_again(self, delay_s: float) -> None:
+        """Whoever starts the agents starts the one at the endpoint anew, by the same command."""
+        self._expected += 1
+        self.world.after(delay_s, self._start_host_again)
+
+    def _start_host_again(self) -> None:
+        if self.oracle.closed is None:
+            self.world.tally["hosts back"] += 1
+            self.engine.is_silent = False  # its machine is there, and knows nothing of old connections
+            self._open_store()
+            for agent in self.agents:
+                agent.engine = self.engine
+        host = next(agent for agent in self.agents if agent.is_host)
+        self._start(0, host.record.name, host.record)
 
     def start_new(self, is_stranger: bool, is_sick: bool = False) -> None:
         index = len(self._indexes)
@@ -130,17 +158,19 @@ class Cluster:
         return self.world.tally
 
     def _store_died(self) -> None:
-        """Everybody must notice that, and end."""
-        limit_s = SILENT_STORE_LOSS_S if self.engine.is_silent else STORE_LOSS_S
-        self.world.after(limit_s, self._look_who_is_late, self.world.now, limit_s)
+        """Everybody must notice that, and end; unless there is another one by then."""
+        limit_s = (SILENT_STORE_LOSS_S if self.engine.is_silent else STORE_LOSS_S) + self.setup.host_timeout_s
+        self.world.after(limit_s, self._look_who_is_late, self.engine, self.world.now, limit_s)
 
-    def _look_who_is_late(self, died_at: float, limit_s: float) -> None:
+    def _look_who_is_late(self, engine: Engine, died_at: float, limit_s: float) -> None:
+        if engine is not self.engine:
+            return
         living = [one for one in self.agents if one.is_alive]
         late = [one.name for one in living if self.world.now > max(died_at, one.well_since()) + self._loss_s(one, limit_s)]
         if late:
             raise Violation(f"the store has been gone for {limit_s} s, and {', '.join(late)} have not ended")
         if living or self._expected:
-            self.world.after(1.0, self._look_who_is_late, died_at, limit_s)
+            self.world.after(1.0, self._look_who_is_late, engine, died_at, limit_s)
 
     def _loss_s(self, agent: Agent, limit_s: float) -> float:
         """Who has not found the store yet takes its host for one that comes late."""

@@ -27,7 +27,7 @@ class Place(place.Place):
     _goes_on = True
 
     def __init__(self, agent: Agent) -> None:
-        super().__init__("store", STORE_TIMEOUT_S, agent.time)
+        super().__init__("store", STORE_TIMEOUT_S, agent.time, agent.setup.host_timeout_s)
         self._agent = agent
 
     def _new_engine(self) -> Client:
@@ -45,8 +45,9 @@ class Driver(driver.Driver):
 
     def __init__(self, agent: Agent) -> None:
         setup = agent.setup
-        store_timeout_s = Terms(setup.ttl_s, setup.fence_s).patience_s(STORE_TIMEOUT_S)
-        patience = Patience(setup.ttl_s, store_timeout_s, REFUSAL_TIMEOUT_S)
+        host_timeout_s = setup.host_timeout_s
+        store_timeout_s = max(Terms(setup.ttl_s, setup.fence_s).patience_s(STORE_TIMEOUT_S), host_timeout_s)
+        patience = Patience(setup.ttl_s, store_timeout_s, max(REFUSAL_TIMEOUT_S, host_timeout_s), host_timeout_s > 0)
         super().__init__(agent.open_session, patience, agent.licence, clock=agent.time, wait=agent.thread.wait)
         self._agent, self._world = agent, agent.world
         self._bell.on_set = lambda: self._world.after(0.0, agent.thread.look)

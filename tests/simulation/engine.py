@@ -10,6 +10,7 @@ sign of death than silence.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from tests.simulation.network import FIN, HELLO, Connection, Link
 from tests.simulation.world import NEVER, Clock, Violation, World
@@ -48,7 +49,10 @@ class ObservedKeyspace(Keyspace):
 class Engine:
     """The store and its loop."""
 
-    def __init__(self, world: World, clock: Clock, is_replicated: bool, turn_s: float, oracle: Oracle) -> None:
+    def __init__(
+        self, world: World, clock: Clock, is_replicated: bool, turn_s: float, oracle: Oracle, incarnation: str = "store 1"
+    ) -> None:
+        self.incarnation = incarnation
         self.world, self.clock, self.oracle = world, clock, oracle
         self.is_replicated = is_replicated
         self.turn_s = turn_s  # how long a turn of the loop may take, so that messages meet in one
@@ -84,7 +88,7 @@ class Engine:
         self._tokens += 1
         connection.session = Session(str(self._tokens))
         connection.session.connection = connection
-        connection.send_down(Welcome("the only one", connection.session.token))
+        connection.send_down(Welcome(self.incarnation, connection.session.token))
 
     @property
     def is_away(self) -> bool:
@@ -180,9 +184,20 @@ class Engine:
         elif message is HELLO:
             self._welcome(connection)
         elif isinstance(message, tuple):
-            self.keyspace.vouch(message[1])
+            self._hear_warden(*message)
         else:
             self._serve_request(connection, message, now)
+
+    def _hear_warden(self, what: str, about: Any) -> None:
+        """A store of ours ends the lease; in a cluster, wardens write what they have to say, and then end it."""
+        if what == "vouch":
+            of, lease = about  # whoever knows the token of another store's session proves nothing here
+            if of == self.incarnation:
+                self.keyspace.vouch(lease)
+            return
+        for operation in about.then:
+            self._heard[operation.lease] = -NEVER  # nobody need listen for it any more
+        self.keyspace.transact(about)
 
     def _serve_request(self, connection: Connection, body: bytes, now: float) -> None:
         what = body.split(b'"', 2)[1]
@@ -195,6 +210,8 @@ class Engine:
                 return
         else:
             self._note_request()
+        if what == b"transact":
+            self.oracle.writes(connection.client._agent, self.incarnation)
         self._request = body
         self._service.serve(connection, body, now)
         self._request = FIN
@@ -213,7 +230,8 @@ class Engine:
         return session.lease if session is not None else 0
 
     def _note_heard(self, lease: int) -> None:
-        self._heard[lease] = self.world.now - self._absences_s
+        if self._heard.get(lease) != -NEVER:  # else this was on its way when the warden ended it
+            self._heard[lease] = self.world.now - self._absences_s
 
     def say(self, connection: Connection, body: bytes) -> None:
         """What the service says to a connection: the answer to what it has asked, or the news."""

@@ -53,6 +53,8 @@ class Faults:
         self._ambushes += ["done"] * setup.ambushes_at_end
         if setup.loses_host:
             world.at(world.between(2.0, setup.heal_at), self.lose_host)
+        for _ in range(setup.host_losses):
+            world.at(world.aside.uniform(2.0, setup.heal_at), self.lose_host_for_a_while)
         if setup.is_closed:
             world.at(world.between(20.0, setup.heal_at), self.close_job)
 
@@ -235,8 +237,23 @@ class Faults:
         if how == "terminate":
             host.terminate()
         else:
-            host.die(with_machine=how == "crash")
-            self.cluster.engine.die(silently=how == "crash")
+            self._kill_host(host, how == "crash")
+
+    def lose_host_for_a_while(self) -> None:
+        host = next((one for one in self.cluster.agents if one.is_host and one.is_alive), None)
+        if host is not None:
+            how = self.world.aside.choice(("kill", "kill", "crash"))
+            self.world.tally[f"host lost: {how}"] += 1
+            self._kill_host(host, how == "crash")
+
+    def _kill_host(self, host: Agent, with_machine: bool) -> None:
+        """It comes back, mostly, sooner or later than its members' fences are over, and too late now and then."""
+        aside = self.world.aside
+        host.die(with_machine=with_machine)
+        self.cluster.engine.die(silently=with_machine)
+        if aside.random() < self.setup.host_returns:
+            delay_s = 0.05 * 400 ** aside.random()
+            self.cluster.start_host_again(delay_s)
 
     # The network and the store.
 

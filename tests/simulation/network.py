@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from rallypoint.coordination.embedded.service import Session
 
     Message = bytes | tuple[object, ...] | Welcome  # most of them as they are written down for the real network
+    Testimony = tuple[tuple[str, object], ...]  # what a warden sends
 
 __all__ = ["FIN", "HELLO", "Connection", "Link", "vouch"]
 
@@ -178,9 +179,11 @@ class Connection:
             self.send_down(message)
 
 
-def vouch(world: World, link: Link, engine: Engine, lease: int) -> None:
-    """A warden says over a connection of its own that nothing is left of whoever had this lease."""
-    Connection(world, link, None, engine).send_up(("vouch", lease))
+def vouch(world: World, link: Link, engine: Engine, testimony: Testimony) -> None:
+    """A warden says over a connection of its own that nothing is left of its node."""
+    connection = Connection(world, link, None, engine)
+    for message in testimony:
+        connection.send_up(message)
 
 
 def _is_about(request: Message, prefix: str) -> bool:

@@ -12,12 +12,12 @@ from tests.simulation.network import vouch
 from tests.simulation.planting import BUGS, Patches, bug, planted
 
 from rallypoint.coordination import keyspace
-from rallypoint.coordination.embedded.client import EmbeddedCoordination, Watches
+from rallypoint.coordination.embedded.client import EmbeddedCoordination, Line, Watches
 from rallypoint.coordination.embedded.service import Watchers
 from rallypoint.coordination.engine import UnreachableError
 from rallypoint.coordination.fence import HeldLease
 from rallypoint.coordination.model import Compare, Outcome, Put, Transaction
-from rallypoint.protocol import generation, leader, session
+from rallypoint.protocol import draining, generation, leader, session
 from rallypoint.protocol import job_records as job
 from rallypoint.protocol.generation import Current, Gone, Policy
 from rallypoint.protocol.leader import Forming, Leader, Roster
@@ -486,10 +486,10 @@ def licence_outlives_its_session() -> Patches:
 @bug
 def testimony_before_the_workers_are_gone() -> Patches:
     def die(self, with_machine=False, with_warden=False):
-        lease = self.licence.testimony
+        testimony = self.licence.testimony
         real(self, with_machine, with_warden)
-        if lease is not None and not with_machine:
-            vouch(self.world, self.link, self.engine, lease)
+        if testimony is not None and not with_machine:
+            vouch(self.world, self.link, self.engine, testimony)
 
     real = Agent.die
     return [(Agent, "die", die), (agent, "WARDEN_S", 3.0)]
@@ -520,6 +520,111 @@ def workers_killed_and_nobody_told() -> Patches:
 
     real = Participant.ready
     return [(Participant, "ready", ready)]
+
+
+# A node that has to leave.
+
+
+@bug
+def step_that_a_worker_may_have_passed() -> Patches:
+    def rule(busy, told, known):
+        ruling = real(busy, told, known)
+        is_new = ruling.step != job.NO_STEP and (known is None or known.step == job.NO_STEP)
+        return ruling.replace(step=ruling.step - 1) if is_new else ruling
+
+    real = draining.rule
+    return [(draining, "rule", rule)]
+
+
+@bug
+def complete_when_some_have_saved() -> Patches:
+    def rule(busy, told, known):
+        return real([one for one in busy if one in told and told[one].has_saved] or busy, told, known)
+
+    real = draining.rule
+    return [(draining, "rule", rule)]
+
+
+# A store that was started anew, in the place of one that was lost with its host.
+
+
+@bug
+def formed_while_workers_of_the_lost_store_may_run() -> Patches:
+    """The members that have come back are all that counts; who has not may be cut off, and within its fence."""
+
+    def past_of(*args):
+        past = real(*args)
+        return None if past is None else past.replace(over_at=float("-inf"))
+
+    real = leader.past_of
+    return [(leader, "past_of", past_of)]
+
+
+@bug
+def number_used_again_in_the_new_store() -> Patches:
+    def past_of(memories, known_number, *args):
+        past = real(memories, known_number, *args)
+        return None if past is None else past.replace(number=known_number)
+
+    real = leader.past_of
+    return [(leader, "past_of", past_of)]
+
+
+@bug
+def purse_forgotten_with_the_store() -> Patches:
+    return [(leader, "spent", lambda memories, known_number, known: known)]
+
+
+@bug
+def ranks_forgotten_with_the_store() -> Patches:
+    def past_of(*args):
+        past = real(*args)
+        return None if past is None else past.replace(members={})
+
+    real = leader.past_of
+    return [(leader, "past_of", past_of)]
+
+
+@bug
+def loss_of_the_host_not_counted() -> Patches:
+    def what_ended(self, form, current, *args):
+        return None if current is None else real(self, form, current, *args)
+
+    real = Leader._what_ended
+    return [(Leader, "_what_ended", what_ended)]
+
+
+@bug
+def memory_heard_before_the_first_generation_only() -> Patches:
+    def past_of(memories, known_number, *args):
+        return None if known_number else real(memories, known_number, *args)
+
+    real = leader.past_of
+    return [(leader, "past_of", past_of)]
+
+
+@bug
+def memory_lost_by_a_session_without_a_generation() -> Patches:
+    """The host is lost twice, before the job has gone on: nobody knows any more what was before the first time."""
+
+    def note_background(self, ending):
+        real(self, ending)
+        self._memory = self._store, ending.memory
+
+    real = Driver._note_background
+    return [(Driver, "_note_background", note_background)]
+
+
+@bug
+def new_store_taken_for_the_old_one() -> Patches:
+    """What was meant for the one that is lost is written into the one that knows nothing of it."""
+
+    def dialled(self, now):
+        self.incarnation = ""
+        return real(self, now)
+
+    real = Line._dialled
+    return [(Line, "_dialled", dialled)]
 
 
 # The store.

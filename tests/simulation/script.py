@@ -6,10 +6,11 @@ There is no network: what a node asks is answered when the test lets it, and wha
 from __future__ import annotations
 
 from rallypoint.coordination.keyspace import Keyspace
-from rallypoint.coordination.model import Event, Outcome, Read, Request, Snapshot, Transaction
+from rallypoint.coordination.model import Event, Outcome, Put, Read, Request, Snapshot, Transaction
 from rallypoint.protocol import job_records as job
 from rallypoint.protocol import session
 from rallypoint.protocol.generation import Policy
+from rallypoint.protocol.leader import STATUS_INTERVAL_S
 from rallypoint.protocol.participant import Former, Joining, Participant
 from rallypoint.protocol.restarts import RestartPolicy
 from rallypoint.protocol.verdict import NodeReport, WorkerFailure
@@ -37,7 +38,15 @@ class Stage:
 
     # Nodes come and go.
 
-    def join(self, *names: str, is_ready: bool = True, former: Former | None = None, **about: object) -> None:
+    def join(
+        self,
+        *names: str,
+        is_ready: bool = True,
+        former: Former | None = None,
+        memory: job.Memory | None = None,
+        looks_every_s: float = STATUS_INTERVAL_S,
+        **about: object,
+    ) -> None:
         for name in names:
             lease = self.leases[name] = self.store.grant(1e9, self.now)
             stable, _, _ = name.partition("#")
@@ -45,8 +54,8 @@ class Stage:
                 "name": stable, "address": f"{stable}.example", "port": 0, "role": "default", "workers": 2,
                 "ready_after": job.NOT_READY, **about,
             })  # fmt: skip
-            joining = Joining(name, lease, record, self.settings, self._mismatch, self.policy, self.restarts, former)
-            self.nodes[name] = Participant(joining)
+            joining = Joining(name, lease, record, self.settings, self._mismatch, self.policy, self.restarts, former, memory)
+            self.nodes[name] = Participant(joining.replace(status_interval_s=looks_every_s))
             self.mail[name], self._watches[name] = [], set()
             if is_ready:
                 self.nodes[name].ready(self.now, 1000 + len(self.nodes))
@@ -90,6 +99,12 @@ class Stage:
         request, answer = self.serve(name, request)
         self.nodes[name].replied(request, answer, self.now)
         return request
+
+    def put(self, key: str, value: bytes) -> None:
+        """Written by somebody who is no node of the job."""
+        self.store.transact(Transaction((), (Put(key, value),)))
+        self._deliver()
+        self.settle()
 
     def tell(self, name: str) -> None:
         """What has happened arrives at that node."""

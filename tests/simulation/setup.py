@@ -45,6 +45,15 @@ class Setup:
         self.restarts = self._draw_restarts(world)
         self.settings: dict[str, object] = {"protocol": 1, "min": self.policy.min_nodes}
         self.participant_class = Participant
+        self._draw_host(world)
+
+    def _draw_host(self, world: World) -> None:
+        """How long its members wait for a host that is lost, how often that happens, and whether it comes back."""
+        aside = world.aside
+        is_embedded = not self.is_replicated
+        self.host_timeout_s = aside.choice((0.0, 15.0, 15.0, 30.0)) if is_embedded else 0.0
+        self.host_losses = aside.choice((1, 1, 2, 3)) if self.host_timeout_s and aside.random() < 0.15 else 0
+        self.host_returns = 0.8 if self.host_timeout_s else 0.0  # how likely that is, each time
 
     def _draw_policy(self, world: World) -> Policy:
         least = 1 + world.below(self.nodes - (0 if world.chance(0.2) else 2))

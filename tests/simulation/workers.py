@@ -17,6 +17,7 @@ from rallypoint.protocol.verdict import NodeReport, WorkerFailure
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from tests.simulation.driver import Driver
+    from tests.simulation.network import Testimony
     from tests.simulation.oracle import Oracle
     from tests.simulation.setup import Setup
 
@@ -32,12 +33,12 @@ class Licence:
 
     def __init__(self) -> None:
         self.until = 0.0
-        self.testimony: int | None = None  # of which lease
+        self.testimony: Testimony | None = None
 
     def extend(self, until: float) -> None:
         self.until = until
 
-    def entrust(self, testimony: int | None) -> None:
+    def entrust(self, testimony: Testimony | None) -> None:
         self.testimony = testimony
 
     def close(self) -> None:

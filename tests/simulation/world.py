@@ -1,7 +1,7 @@
 """Virtual time: a heap of what happens next, one source of chance, and clocks that do not agree with each other.
 
 Nothing here knows what is simulated. Everything that happens in a run follows from its seed: there is one thread, no real clock,
-and one `random.Random`.
+and one `random.Random`; `aside` is a second one, for what came to the simulator later and shall not change what older seeds mean.
 """
 
 from __future__ import annotations
@@ -43,12 +43,13 @@ class Clock:
 class World:
     """Time, chance, and the record of what happened."""
 
-    __slots__ = ("_heap", "_pushed", "is_over", "now", "random", "tally", "trace")
+    __slots__ = ("_heap", "_pushed", "aside", "is_over", "now", "random", "tally", "trace")
 
     def __init__(self, seed: int | str) -> None:
         self.now = 0.0
         self.is_over = False
         self.random = Random(seed).random
+        self.aside = Random(f"{seed} aside")
         self.trace: deque[tuple[float, str, str, object]] = deque(maxlen=TRACED)
         self.tally: Counter[str] = Counter()
         self._heap: list[tuple[float, int, Callable[..., None], tuple[object, ...]]] = []

@@ -104,6 +104,7 @@ class Regroup(Value):
     why: str
     generation: int = 0
     is_failure: bool = False  # workers failed there
+    looks_hopeless: bool = False  # in a way that would strike again, if all workers fail so
 
 
 class Fenced(Value):
@@ -240,7 +241,7 @@ def _while_changing(state: Gathering | Starting | Stopping, seen: Observation) -
         case _, Started():
             return Running(), Watch("all workers were started")
         case Stopping(why, True), Stopped():
-            return Gathering(why), Proceed("the workers of the last attempt are gone")
+            return Gathering(why), Proceed(why)  # which says what is waited for: the workers of the last attempt are gone
         case _, JobEnded(how, why):
             return Done(how == "succeeded", why), Finish(how == "succeeded", why)
     return state, Proceed("an attempt is under way")

@@ -14,29 +14,33 @@ have heard nothing of the store for as long as its fence, and a margin. Its leas
 until shortly before its fence it may come back, and nothing is lost. One that is expelled gets no more keepalives answered, so
 its own fence ends its workers, whatever in it is stuck.
 
-A node whose workers fail again and again is *shunned*: the others go on without it for a while, as long as they are enough.
+A node whose machine is *unfit*, by a check of its own, gets no seat, and says why. One whose workers fail again and again is
+*shunned*: the others go on without it for a while, as long as they are enough.
 
 Who sits where: a node keeps its group rank from one generation to the next as long as the world has such a rank. A node that was
 started anew takes the rank that its name had. Rank hints are honoured: an explicit one before all else, one that was found in the
 environment where nobody sits. Whoever has none of these fills the gaps, in the natural order of names: node2 before node10.
 
+A store that was started anew knows nothing; what its nodes remember of the job is the `Past`. Then the first generation in it is
+formed like the next one of those before: not while workers of the last may run, of as many nodes as that had, at their old ranks.
+
 In a store that outlives the job, the same proof is needed for all of its nodes before what is left of it may be deleted, and a
 job of that name can begin anew.
 
-Invariants: nothing is formed with fewer than min or more than max nodes, nor while a member of the last generation may run
-workers; the number of nodes is a multiple of node_unit; nobody joins once a member is done; a Wait that names no time ends by an
-event. Group ranks are 0..n-1, each once; global ranks are 0..world-1, each once, and follow group ranks; ranks within a role
-likewise.
+Invariants: nothing is formed with fewer than min or more than max nodes, nor while a member of the last generation, or of the
+past, may run workers; the number of nodes is a multiple of node_unit; nobody joins once a member is done; a Wait that names no
+time ends by an event. Group ranks are 0..n-1, each once; global ranks are 0..world-1, each once, and follow group ranks; ranks
+within a role likewise.
 """
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 
 from rallypoint.base import defaults
+from rallypoint.base.json_text import from_json
 from rallypoint.base.records import Value
 from rallypoint.base.text import listed, many, node_label, plural
 from rallypoint.coordination.model import Compare, Delete, Snapshot, Transaction
@@ -51,7 +55,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "READY_MARGIN_S", "Conclude", "Current", "Decision", "Expel", "Form", "GiveUp", "Gone", "Interrupt", "MayReturn", "Node",
-    "Policy", "Seated", "Wait", "arrange", "clearing", "decide", "natural", "preferred", "seats",
+    "Past", "Policy", "Seated", "Wait", "arrange", "clearing", "decide", "natural", "preferred", "seats", "usable",
 ]  # fmt: skip
 
 READY_MARGIN_S = 5.0  # beyond the time in which workers are stopped
@@ -148,6 +152,17 @@ class Current(Value):
     gone: Mapping[str, Gone]
 
 
+class Past(Value):
+    """The last generation of which nodes remember more than the store does: how many it had, and who of those that have come back
+    sat where; its workers have surely ended at `over_at`, by the leader's clock.
+    """
+
+    number: int
+    nodes: int
+    members: Mapping[str, Seated]
+    over_at: float
+
+
 class Form(Value):
     """Form the next generation of these nodes, in the order of their group ranks."""
 
@@ -188,14 +203,14 @@ class Wait(Value):
 Decision = Form | Interrupt | Expel | GiveUp | Conclude | Wait
 
 
-def decide(roster: Mapping[str, Node], current: Current | None, policy: Policy, now: float) -> Decision:
+def decide(roster: Mapping[str, Node], current: Current | None, policy: Policy, now: float, past: Past | None = None) -> Decision:
     if current is None:
-        return _first(roster, policy, now)
+        return _first(roster, policy, now, past)
     if current.signal is None:
         return _running(roster, current, policy, now)
     if not current.signal.is_stop:
         return Wait(f"generation {current.number} has finished")
-    return _regroup(roster, current, policy, now)
+    return _regroup(roster, current, policy, now, past)
 
 
 def usable(nodes: int, policy: Policy) -> int:
@@ -207,18 +222,25 @@ def usable(nodes: int, policy: Policy) -> int:
 # No generation yet.
 
 
-def _first(roster: Mapping[str, Node], policy: Policy, now: float) -> Decision:
+def _first(roster: Mapping[str, Node], policy: Policy, now: float, past: Past | None) -> Decision:
+    """With a past, as many as there were then are all that is waited for."""
     ready = _admissible([node for node in roster.values() if node.is_ready], policy, now)
     count = usable(len(ready), policy)
     if not count:
         return _too_few(ready, policy, _next_release(roster.values(), now))
-    if count < usable(policy.max_nodes, policy):
+    if past is not None and now < past.over_at:
+        return Wait(_may_still_run(past, now), past.over_at, is_gathering=True)
+    if count < usable(policy.max_nodes if past is None else past.nodes, policy):
         call_ends = max(node.since for node in ready) + policy.last_call_s
         call_ends = min(call_ends, min(node.since for node in ready) + policy.join_timeout_s)
         if now < call_ends:
             why = f"{len(ready)} of up to {policy.max_nodes} nodes; more may join for {policy.last_call_s:g} s"
             return Wait(why, call_ends, is_gathering=True)
-    return _form(ready, {}, count, f"{many(count, 'node')} here")
+    return _form(ready, past.members if past is not None else {}, count, f"{many(count, 'node')} here")
+
+
+def _may_still_run(past: Past, now: float) -> str:
+    return f"workers of generation {past.number} may run on nodes that have not come back, for another {past.over_at - now:.1f} s"
 
 
 def _too_few(ready: list[Node], policy: Policy, wake_at: float | None) -> Wait:
@@ -233,7 +255,10 @@ def _form(ready: list[Node], before: Mapping[str, Seated], count: int, why: str)
 
 
 def _admissible(nodes: list[Node], policy: Policy, now: float) -> list[Node]:
-    """Without second holders of an explicit rank, without those held back, and without the shunned if others are enough."""
+    """Without those whose machine is unfit, without second holders of an explicit rank, without those held back, and without the
+    shunned if others are enough.
+    """
+    nodes = [node for node in nodes if not node.record.unfit]
     holders: dict[int, Node] = {}
     for node in nodes:
         rank = node.record.rank_hint
@@ -284,7 +309,9 @@ def _after_loss(lost: list[str], current: Current, policy: Policy, now: float) -
 def _consider_joiners(roster: Mapping[str, Node], current: Current, policy: Policy, now: float) -> Decision:
     waiting = [node for node in roster.values() if node.is_ready and node.id not in current.members]
     if len(current.members) >= policy.max_nodes:
-        return Wait(f"generation {current.number} runs with all {policy.max_nodes} nodes; {len(waiting)} are spare")
+        spare = [node for node in waiting if not node.record.unfit]
+        why = f"generation {current.number} runs with all {policy.max_nodes} nodes; {len(spare)} are spare"
+        return Wait(why, is_gathering=len(spare) < len(waiting))
     admissible = _admissible(list(roster.values()), policy, now)  # of all, because members hold ranks too
     joiners = [node for node in admissible if node.is_ready and node.id not in current.members and node.shunned_until <= now]
     together = len(current.members) + len(joiners)
@@ -292,7 +319,8 @@ def _consider_joiners(roster: Mapping[str, Node], current: Current, policy: Poli
         shunned = [node.record.name for node in waiting if node.shunned_until > now]
         left_out = f"; left out for now, because their workers keep failing: {listed(shunned)}" if shunned else ""
         why = f"generation {current.number} runs{left_out}"
-        return Wait(why, _next_release(waiting, now), is_gathering=bool(shunned))
+        is_told = bool(shunned) or any(node.record.unfit for node in waiting)
+        return Wait(why, _next_release(waiting, now), is_gathering=is_told)
     opens, latest = min(node.since for node in joiners), max(node.since for node in joiners)
     closes = min(latest + policy.scale_up_window_s, opens + LONGEST_WINDOW * policy.scale_up_window_s)
     if now < closes and together < policy.max_nodes:
@@ -304,13 +332,15 @@ def _consider_joiners(roster: Mapping[str, Node], current: Current, policy: Poli
 # A generation was told to stop.
 
 
-def _regroup(roster: Mapping[str, Node], current: Current, policy: Policy, now: float) -> Decision:
+def _regroup(roster: Mapping[str, Node], current: Current, policy: Policy, now: float, past: Past | None = None) -> Decision:
     busy = [node for node in roster.values() if node.id in current.members and node.record.ready_after < current.number]
     if busy:
         return _await_busy(busy, current, policy, now)
     safe_at = _when_the_lost_have_stopped(roster, current, policy)
     if now < safe_at:
         return Wait("a lost node may still run workers until its fence", safe_at)
+    if past is not None and now < past.over_at:
+        return Wait(_may_still_run(past, now), past.over_at)
     stopped = [
         node
         for node in roster.values()
@@ -479,7 +509,7 @@ def _members_that_have_not_left(left: Snapshot) -> int:
 
 def _fence_s(left: Snapshot) -> float:
     with suppress(ValueError, TypeError, KeyError):
-        return max(0.0, float(json.loads(_value(left, job.SETTINGS))["fence_s"]))
+        return max(0.0, float(from_json(_value(left, job.SETTINGS))["fence_s"]))
     return 0.0
 
 

@@ -7,11 +7,20 @@
     down/closed          the job's end and why
     down/refused/<id>    why this node may not take part
     down/expelled/<id>   why the others go on without this node: it had not stopped its workers in time
+    down/inquiry/<g>     that workers of generation g hang, and which ones, as all nodes have found together
+    down/asked           what somebody from outside asks of one node or of all; each time that it is written, once
     up/nodes/<id>        lease-bound: who a node is, and whether it is ready for the next generation
     up/failures/<g>/<id> what failed there in generation g
+    up/hangs/<g>/<id>    where the workers of generation g stand there, if any of them hangs on any node (`protocol.inquiry`)
     up/done/<g>/<id>     all workers of generation g have succeeded there; not lease-bound
     up/left/<g>/<id>     no worker of generation g runs there any more, and the node has left, or lives under another id
-    up/returned/last     changed by every member that is back under its id with a new lease, so that no leader can miss one
+    answers/<id>         what that node has said when it was last asked
+    down/drain/<g>/notice  a node of generation g has to leave: why, and how much time it has; the first such node says it
+    down/drain/<g>/ruling  at which step all workers of generation g save for that, and whether they all have
+    up/drain/<g>/<id>    what the workers of that node have told of it, and whether it is one that leaves
+    up/returned/last     changed by every member that is back under its id with a new lease, and with every memory, so that no
+                         leader can miss one
+    up/memories/<id>     what a node remembers of a job whose store was started anew and knows nothing (`protocol.resumption`)
     seats/<g>.<a>/<id>   a node's place in generation g, as the leader whose key was created at revision a drew it up
     data/<g>.<a>/...     what the members of generation g share through the store that their agents are given
     status               who is here and what is missing, for those who wait
@@ -26,6 +35,7 @@ import json
 from collections.abc import Callable
 from contextlib import suppress
 
+from rallypoint.base.json_text import from_json
 from rallypoint.base.records import Value
 from rallypoint.coordination.model import Event, Item, Snapshot
 from rallypoint.protocol import verdict as verdicts
@@ -38,14 +48,16 @@ if TYPE_CHECKING:
     from typing import Any, Literal, TypeVar
 
     R = TypeVar("R", bound=Value)
-    SignalKind = Literal["failure", "loss", "departure", "sick", "join", "finished"]
-    ClosedKind = Literal["finished", "failed", "closed", "host_left"]
+    SignalKind = Literal["failure", "loss", "departure", "sick", "join", "asked", "finished"]
+    ClosedKind = Literal["finished", "failed", "closed", "host_left", "preempted"]
+    Wish = Literal["look", "leave", "logs"]
 
 __all__ = [
-    "CLOSED", "DATA", "DOWN", "GENERATION", "LEADER", "LEFT", "LOST", "MAX_WHY", "NOT_READY", "RETURNED", "SETTINGS", "STATUS",
-    "UP", "Board", "Closed", "Generation", "NodeRecord", "Seat", "Signal", "Status", "decode", "done_key", "encode",
-    "expelled_key", "failure_key", "left_key", "node_key", "refusal_key", "seat_key", "seats_of_attempt", "seats_of_generation",
-    "signal_key",
+    "ANSWERS", "ASKED", "CLOSED", "DATA", "DOWN", "GENERATION", "LEADER", "LEFT", "LOST", "MAX_WHY", "MEMORIES", "NODES",
+    "NOT_READY", "NO_SEAT", "NO_STEP", "RETURNED", "SETTINGS", "STATUS", "UP", "Asked", "Board", "Closed", "Generation",
+    "Memory", "NodeDrain", "NodeRecord", "Notice", "Ruling", "Seat", "Signal", "Status", "decode", "done_key", "drain_key",
+    "encode", "expelled_key", "failure_key", "hang_key", "inquiry_key", "left_key", "memory_key", "node_key", "notice_key",
+    "refusal_key", "ruling_key", "seat_key", "seats_of_attempt", "seats_of_generation", "signal_key",
 ]  # fmt: skip
 
 SETTINGS = "settings"
@@ -54,12 +66,18 @@ DOWN = "down/"
 LEADER = "down/leader"
 GENERATION = "down/generation"
 CLOSED = "down/closed"
+ASKED = "down/asked"
+ANSWERS = "answers/"
+NODES = "up/nodes/"
 UP = "up/"
+MEMORIES = "up/memories/"
 DATA = "data/"
 RETURNED = "up/returned/last"
 LEFT, LOST = b"", b"lost"  # what stands in left_key: it went on purpose, or was fenced and lives under another id
 
 NOT_READY = -1
+NO_STEP = -1
+NO_SEAT = -1
 MAX_WHY = 500  # characters of a reason: every node gets it
 
 
@@ -76,11 +94,23 @@ def expelled_key(node_id: str) -> str:
 
 
 def node_key(node_id: str) -> str:
-    return f"up/nodes/{node_id}"
+    return NODES + node_id
+
+
+def memory_key(node_id: str) -> str:
+    return MEMORIES + node_id
 
 
 def failure_key(generation: int, node_id: str) -> str:
     return f"up/failures/{generation}/{node_id}"
+
+
+def hang_key(generation: int, node_id: str) -> str:
+    return f"up/hangs/{generation}/{node_id}"
+
+
+def inquiry_key(generation: int) -> str:
+    return f"down/inquiry/{generation}"
 
 
 def done_key(generation: int, node_id: str) -> str:
@@ -90,6 +120,18 @@ def done_key(generation: int, node_id: str) -> str:
 def left_key(generation: int, node_id: str) -> str:
     """That no worker of this generation runs at this member any more, for a leader who was not there to see it leave."""
     return f"{UP}left/{generation}/{node_id}"
+
+
+def notice_key(generation: int) -> str:
+    return f"down/drain/{generation}/notice"
+
+
+def ruling_key(generation: int) -> str:
+    return f"down/drain/{generation}/ruling"
+
+
+def drain_key(generation: int, node_id: str) -> str:
+    return f"up/drain/{generation}/{node_id}"
 
 
 def seats_of_generation(generation: int) -> str:
@@ -117,6 +159,7 @@ class NodeRecord(Value):
     ready_after: int
     rank_hint: int = -1
     hint_is_explicit: bool = False
+    unfit: str = ""  # why its machine must not run workers now, if that is so
 
 
 class Seat(Value):
@@ -151,14 +194,32 @@ class Generation(Value):
     why: str
     purse: Purse
     strikes: tuple[str, ...] = ()  # names of nodes whose workers have failed of late, once for each time
+    after: str = ""  # what ended the one before: failure, hang, loss, departure, join or none; empty for the first
+
+
+class Memory(Value):
+    """What the node of this name knows of the last generation that it was told of: how many nodes that had, where it sat itself,
+    NO_SEAT if it did not, what was spent by then, and whose workers had failed. Ages are as of when it lost the store.
+    """
+
+    number: int
+    nodes: int
+    name: str
+    group_rank: int
+    purse: Purse
+    strikes: tuple[str, ...] = ()
 
 
 class Signal(Value):
-    """How a generation ends: for which kind of reason, why in words, and who said so."""
+    """How a generation ends: for which kind of reason, why in words, and who said so.
+
+    With `looks_hopeless` it matters whether all workers fail so: those that run are given a moment for it.
+    """
 
     kind: SignalKind
     why: str
     by: str
+    looks_hopeless: bool = False
 
     @property
     def is_stop(self) -> bool:
@@ -166,13 +227,51 @@ class Signal(Value):
 
 
 class Closed(Value):
-    """The job's end. `verdict` is there when it failed through its workers, `signal` is the one that it was stopped with."""
+    """The job's end. `verdict` is there when it failed through its workers, `signal` is the one that it was stopped with;
+    `is_hopeless` if no restart could have helped, however many were left.
+    """
 
     kind: ClosedKind
     why: str
     by: str
     verdict: Verdict | None = None
     signal: int = 0
+    is_hopeless: bool = False
+
+
+class Notice(Value):
+    """A node has to leave: why, by whose word, and how many seconds it had left when this was written."""
+
+    why: str
+    by: str
+    left_s: float
+
+
+class NodeDrain(Value):
+    """What the workers of a node have told since then: the highest step that they have asked about, once all have asked, and
+    whether all have saved. `is_leaving` if it is that node, or another that has notice too; `is_host` if the store is there.
+    """
+
+    is_leaving: bool
+    is_host: bool
+    step: int = NO_STEP
+    has_saved: bool = False
+
+
+class Ruling(Value):
+    """At which step all save, once it is known, and whether all have."""
+
+    step: int
+    is_complete: bool
+
+
+class Asked(Value):
+    """What is asked of the node of this id, or of all where none is named, and by whom; `detail` is for who answers it."""
+
+    what: Wish
+    node: str
+    by: str
+    detail: str = ""
 
 
 class Status(Value):
@@ -186,16 +285,19 @@ class Status(Value):
 
 _MOST_CHARACTERS = 4096
 _MOST_COUNTED = 1 << 53
-_SIGNAL_KINDS = ("failure", "loss", "departure", "sick", "join", "finished")
-_CLOSED_KINDS = ("finished", "failed", "closed", "host_left")
+_SIGNAL_KINDS = ("failure", "loss", "departure", "sick", "join", "asked", "finished")
+_CLOSED_KINDS = ("finished", "failed", "closed", "host_left", "preempted")
+_WISHES = ("look", "leave", "logs")
 
 # Whether a value may stand in a field of that annotation: all of it comes from the network.
 _FITS: dict[str, Callable[[Any], bool]] = {
     "int": lambda value: type(value) is int and NOT_READY <= value <= _MOST_COUNTED,
     "str": lambda value: type(value) is str and len(value) <= _MOST_CHARACTERS,
     "bool": lambda value: type(value) is bool,
+    "float": lambda value: type(value) in (int, float) and 0 <= value < _MOST_COUNTED,
     "SignalKind": _SIGNAL_KINDS.__contains__,
     "ClosedKind": _CLOSED_KINDS.__contains__,
+    "Wish": _WISHES.__contains__,
     "Purse": lambda value: type(value) is dict,
     "Verdict | None": lambda value: value is None or type(value) is dict,
     "tuple[str, ...]": lambda value: all(type(one) is str and len(one) <= _MOST_CHARACTERS for one in value),
@@ -216,8 +318,8 @@ def _as_dict(record: Value) -> dict[str, Any]:
 def decode(kind: type[R], data: bytes) -> R:
     """The record that `data` holds; a ValueError if it holds anything else."""
     try:
-        return _from_dict(kind, json.loads(data))
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        return _from_dict(kind, from_json(data))
+    except (ValueError, TypeError, KeyError) as error:
         raise ValueError(f"{data[:80]!r} is no {kind.__name__}: {error}") from error
 
 
@@ -258,6 +360,7 @@ class Board:
 
     def __init__(self) -> None:
         self.is_loaded = False
+        self.first_read_at = 0.0  # when the store was there for sure, and another that was before it was not any more
         self._read_at = 0
         self.leader: Item | None = None
         self.generation: Generation | None = None
@@ -266,12 +369,17 @@ class Board:
         self.closed: Closed | None = None
         self.signals: dict[int, Signal] = {}
         self.signal_at: dict[int, float] = {}
+        self.inquiries: dict[int, bytes] = {}  # into hangs, as they stand there; read by whoever takes part in them
+        self.inquired_at: dict[int, float] = {}
         self.refusals: dict[str, str] = {}
         self.expelled: dict[str, str] = {}
+        self.notices: dict[int, Notice] = {}
+        self.rulings: dict[int, Ruling] = {}
 
     def load(self, snapshot: Snapshot, now: float) -> None:
         """Begin anew with what was read; what was known already keeps the time at which it was seen."""
         self.leader = None
+        self.first_read_at = self.first_read_at or now
         for item in snapshot.items:
             self._put(item, now)
         self._read_at = snapshot.revision
@@ -308,6 +416,12 @@ class Board:
             number = int(tail)
             self.signals.setdefault(number, decode(Signal, item.value))
             self.signal_at.setdefault(number, now)
+        elif head.startswith("down/drain/"):
+            self._put_drain(int(head.rpartition("/")[2]), tail, item.value)
+        elif head == "down/inquiry":
+            number = int(tail)
+            self.inquiries[number] = item.value
+            self.inquired_at.setdefault(number, now)
         elif head == "down/refused":
             self.refusals[tail] = item.value.decode(errors="replace")
         elif head == "down/expelled":
@@ -321,6 +435,20 @@ class Board:
         self.generation_at = now
         for number in [number for number in self.signals if number < self.generation.number]:
             del self.signals[number], self.signal_at[number]
+        for told in (self.notices, self.rulings):
+            for number in [number for number in told if number < self.generation.number]:
+                del told[number]
+        for number in [number for number in self.inquiries if number < self.generation.number]:
+            del self.inquiries[number], self.inquired_at[number]
+
+    def _put_drain(self, number: int, kind: str, value: bytes) -> None:
+        """What was said once holds, whatever an answer has overtaken."""
+        if kind == "notice":
+            self.notices.setdefault(number, decode(Notice, value))
+            return
+        ruling = decode(Ruling, value)
+        known = self.rulings.get(number, Ruling(NO_STEP, False))
+        self.rulings[number] = Ruling(max(known.step, ruling.step), known.is_complete or ruling.is_complete)
 
     @property
     def number(self) -> int:
@@ -330,3 +458,11 @@ class Board:
     def signal(self) -> Signal | None:
         """How the generation that counts ends, if it does."""
         return self.signals.get(self.number)
+
+    def notice(self) -> Notice | None:
+        """Whether a node of that generation has to leave."""
+        return self.notices.get(self.number)
+
+    def ruling(self) -> Ruling | None:
+        """When its workers save for that, as far as it is known."""
+        return self.rulings.get(self.number)

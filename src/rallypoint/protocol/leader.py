@@ -5,6 +5,9 @@ revision at which that key was created (its *term*), so that a leader which has 
 nothing. A generation is formed in two steps: first the seats, at most 100 in a transaction, under an attempt named by the term;
 then the generation itself, which names the attempt. A seat of any other attempt counts for nothing.
 
+In a store that was started anew, what nodes remember counts besides (`protocol.resumption`); a leader that has missed a memory
+forms nothing.
+
 A new leader knows nothing but what it reads: it counts anew who is here, who is done and what failed. A member that it does
 not find may have been lost this very moment, so it waits as long as if that were so.
 """
@@ -18,6 +21,7 @@ from itertools import pairwise
 from rallypoint.base.records import Value
 from rallypoint.base.text import listed, plural
 from rallypoint.coordination import model as kv
+from rallypoint.protocol import inquiry as inquiries
 from rallypoint.protocol import job_records as job
 from rallypoint.protocol.generation import (
     Conclude,
@@ -28,16 +32,20 @@ from rallypoint.protocol.generation import (
     Gone,
     Interrupt,
     Node,
+    Past,
     Policy,
     Seated,
     Wait,
     decide,
     seats,
+    usable,
 )
+from rallypoint.protocol.inquiry import INQUIRY_S, Inquiry, Statement, decode_inquiry, decode_statement, encode_inquiry
 from rallypoint.protocol.job_records import Board
-from rallypoint.protocol.restarts import Ended, Purse, RestartPolicy, judge
+from rallypoint.protocol.restarts import EXCLUDE_NODE, NO_RETRY, Ended, Failure, Purse, RestartPolicy, judge
 from rallypoint.protocol.restarts import GiveUp as NoRestartLeft
-from rallypoint.protocol.verdict import NodeReport, Verdict, decode_report, describe, judge_failures
+from rallypoint.protocol.resumption import HOST, newest, past_of, spent
+from rallypoint.protocol.verdict import NodeReport, Verdict, WorkerFailure, decode_report, describe, judge_failures
 
 __all__ = ["SEATS_PER_TRANSACTION", "STATUS_INTERVAL_S", "Forming", "Leader", "Roster", "SecondHolder"]
 
@@ -46,7 +54,10 @@ __all__ = ["SEATS_PER_TRANSACTION", "STATUS_INTERVAL_S", "Forming", "Leader", "R
 
 
 SEATS_PER_TRANSACTION = 100
-OLD = ("up/failures/", "up/done/", "up/left/", "down/signal/", "down/expelled/", job.DATA)
+OLD = (
+    "up/failures/", "up/hangs/", "up/done/", "up/left/", job.MEMORIES, "up/drain/", "down/signal/", "down/inquiry/",
+    "down/expelled/", "down/drain/", job.DATA,
+)  # fmt: skip
 
 
 class Forming:
@@ -57,14 +68,27 @@ class Forming:
     Only the last step can be seen by the other nodes. It also clears away what belonged to earlier generations.
     """
 
-    def __init__(self, number: int, attempt: int, form: Form, purse: Purse, why: str, strikes: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        number: int,
+        attempt: int,
+        form: Form,
+        purse: Purse,
+        why: str,
+        strikes: tuple[str, ...] = (),
+        after: str = "",
+        *,
+        follows: int,
+    ) -> None:
+        """`follows` is the generation that was before it in this store."""
         self.number = number
+        self._follows = follows
         self._seats = seats(number, attempt, form.order)
         self._step = 0
         first = form.order[0].record
         world_size = sum(one.record.workers for one in form.order)
         self._generation = job.Generation(
-            number, attempt, len(form.order), world_size, first.address, first.port, why, purse, strikes
+            number, attempt, len(form.order), world_size, first.address, first.port, why, purse, strikes, after
         )  # fmt: skip
 
     def operations(self) -> list[kv.Operation]:
@@ -76,7 +100,7 @@ class Forming:
         part = list(self._seats.items())[begin : begin + SEATS_PER_TRANSACTION]
         if part:
             return [kv.Put(job.seat_key(number, attempt, node_id), job.encode(seat)) for node_id, seat in part]
-        clear = [kv.Delete(prefix, is_prefix=True) for prefix in (*OLD, job.seats_of_generation(number - 1))]
+        clear = [kv.Delete(prefix, is_prefix=True) for prefix in (*OLD, job.seats_of_generation(self._follows))]
         return [kv.Put(job.GENERATION, job.encode(self._generation)), *clear]
 
     def advance(self) -> bool:
@@ -94,7 +118,9 @@ class Forming:
 
 SOON_S = 10.0  # a node that dies this soon after a generation was formed with it is one that keeps dying
 LONGEST_HOLD_S = 60.0
+_UNFIT_TOLD = 4  # of so many nodes everybody is told why they are left out
 STRIKES = 2  # so many failures of its workers in a row, and a node is left out for a while
+STRIKES_OF_EXCLUDED = 8  # for as long as can be, when its own worker has asked for it
 FIRST_SHUN_S, LONGEST_SHUN_S = 60.0, 3600.0
 
 
@@ -120,6 +146,9 @@ class Roster:
         self._world_size = 0
         self._done: dict[int, set[str]] = {}
         self._failures: dict[int, dict[str, NodeReport]] = {}
+        self._drains: dict[int, dict[str, job.NodeDrain]] = {}
+        self._hangs: dict[int, dict[str, Statement]] = {}
+        self.memories: dict[str, job.Memory] = {}
         self._left: dict[str, str] = {}  # who has no worker any more, and why it went; an id is never used again
         self.returned_at = 0  # the revision at which a member was back last
         self._quick_deaths: dict[str, int] = {}
@@ -140,7 +169,7 @@ class Roster:
 
     def _put(self, item: kv.Item, now: float) -> None:
         """Take in what a node wrote; what nobody can read is not there, and cannot harm the others."""
-        with suppress(ValueError, IndexError, RecursionError):
+        with suppress(ValueError, IndexError):
             self._read(item, now)
 
     def _read(self, item: kv.Item, now: float) -> None:
@@ -149,10 +178,16 @@ class Roster:
             self._put_node(node_id, item, now)
         elif kind == "done":
             self._done.setdefault(int(middle[0]), set()).add(node_id)
+        elif kind == "drain":
+            self._drains.setdefault(int(middle[0]), {})[node_id] = job.decode(job.NodeDrain, item.value)
         elif kind == "left":
             self._note_left(node_id, "vouched" if item.value == job.LOST else "deleted", now)
+        elif kind == "memories":
+            self.memories[node_id] = job.decode(job.Memory, item.value)
         elif kind == "returned":
             self.returned_at = max(self.returned_at, item.mod_revision)
+        elif kind == "hangs":
+            self._hangs.setdefault(int(middle[0]), {})[node_id] = decode_statement(item.value)
         elif kind == "failures":
             reports = self._failures.setdefault(int(middle[0]), {})
             reports[node_id] = decode_report(
@@ -212,11 +247,22 @@ class Roster:
         }
         self._admitted_at = {node_id: self._admitted_at.get(node_id, now) for node_id in self.members}
         self._world_size = seats[0].world_size if seats else 0
+        self.memories = {node_id: memory for node_id, memory in self.memories.items() if memory.number > generation}
         self._done = {number: ids for number, ids in self._done.items() if number >= generation}
         self._failures = {number: reports for number, reports in self._failures.items() if number >= generation}
+        self._drains = {number: told for number, told in self._drains.items() if number >= generation}
+        self._hangs = {number: told for number, told in self._hangs.items() if number >= generation}
+
+    def statements(self) -> dict[str, Statement]:
+        """Where the workers of the current generation stand, as far as their nodes were asked because one of them hangs."""
+        return self._hangs.get(self.generation, {})
 
     def done_members(self) -> frozenset[str]:
         return frozenset(self._done.get(self.generation, ())) & self.members.keys()
+
+    def drains(self) -> Mapping[str, job.NodeDrain]:
+        """What nodes have told since one of them has to leave, by their ids."""
+        return self._drains.get(self.generation, {})
 
     def lost_members(self) -> list[str]:
         """Those that are gone without being done, as far as is known."""
@@ -233,14 +279,18 @@ class Roster:
         failed = verdict.alike_count + verdict.victim_count
         return verdict.replace(stopped=max(0, self._world_size - failed))  # nodes where nothing failed have stopped theirs too
 
-    def ended(self, current: Current, joiners: Sequence[Node], ran_s: float) -> Ended:
-        """How the current generation ended, for the budget; losing a node that was done is no loss."""
+    def ended(self, current: Current, joiners: Sequence[Node], ran_s: float, after_s: float = 0.0) -> Ended:
+        """How the current generation ended, for the budget; losing a node that was done is no loss.
+
+        It was formed so long ago, and its workers had run for `after_s` when it was told to stop.
+        """
         verdict = self.verdict()
         reports = self._failures.get(self.generation, {}).values()
         failures = [one for report in reports for one in report.failures if not one.stopped]
-        codes = [one.exitcode for one in failures if one != verdict.cause]
-        if verdict.cause is not None:
-            codes.insert(0, verdict.cause.exitcode)
+        cause = verdict.cause
+        codes = [one.exitcode for one in failures if one != cause]
+        if cause is not None:
+            codes.insert(0, cause.exitcode)
         gone = [one for node_id, one in self.gone.items() if node_id not in current.done]
         return Ended(
             failed_exit_codes=tuple(codes),
@@ -249,6 +299,10 @@ class Roster:
             departed=tuple(one.name for one in gone if one.is_departure),
             joined=tuple(one.record.name for one in joiners),
             ran_s=ran_s,
+            cause=None if cause is None else _cause_of(verdict, cause),
+            after_s=after_s,
+            step=max((report.step for report in reports), default=-1),
+            no_retry=next((f"rank {one.rank}: {one.what}" for one in failures if one.wish == NO_RETRY), ""),
         )
 
     # Who is here.
@@ -292,8 +346,10 @@ class Roster:
         return {**self.nodes, **marked} if marked else self.nodes
 
     def who_is_here(self, wanted: int) -> str:
-        names = sorted(node.record.name for node in self.nodes.values())
-        here = f"here: {listed(names)}"
+        names = sorted(node.record.name for node in self.nodes.values() if not node.record.unfit)
+        here = f"here: {listed(names) or 'nobody'}"
+        unfit = [f"{one.record.name} ({one.record.unfit})" for one in self.nodes.values() if one.record.unfit]
+        here += f"; not fit: {listed(unfit, _UNFIT_TOLD)}" if unfit else ""
         missing = self._missing_names(wanted)
         return f"{here}; missing: {listed(missing)}" if missing else here
 
@@ -318,15 +374,21 @@ def _in_a_row(strikes: Sequence[str], name: str) -> int:
     return times
 
 
+def _cause_of(verdict: Verdict, cause: WorkerFailure) -> Failure:
+    is_everywhere = 0 < verdict.world_size <= verdict.alike_count
+    return Failure(cause.rank, cause.exitcode, cause.message, cause.place, is_everywhere, cause.hung)
+
+
 def _unnamed_failure(signal: job.Signal | None) -> str:
-    """A node may have stopped everybody without saying which worker failed: an agent that is not ours."""
-    return signal.why if signal is not None and signal.kind == "failure" else ""
+    """A node may have stopped everybody without naming a worker that failed: an agent that is not ours, or it was asked for."""
+    return signal.why if signal is not None and signal.kind in ("failure", "asked") else ""
 
 
 # --- leader ----------------------------------------------------------------------------------------------------------------
 
 
-STATUS_INTERVAL_S = 10.0
+STATUS_INTERVAL_S = 10.0  # between two looks of those who wait
+FRESH_STATUS_S = 1.0  # some of them look more often
 BATCH_PER_NODE_S = 1e-5  # a decision looks at every node, so with many of them it is made for many events at once
 LEAST_BATCH_S = 1e-3
 MAX_COMPARED = 50
@@ -349,6 +411,7 @@ class Leader:
         self._revision = 0
         self._is_watching = False
         self._decide_at: float | None = 0.0
+        self._judge_at: float | None = None  # an inquiry, by whoever has answered
         self._status_at = 0.0
         self._status = self._told_status = b""
 
@@ -368,7 +431,7 @@ class Leader:
         self._decide_at = soon if self._decide_at is None else min(self._decide_at, soon)
 
     def wake_at(self) -> float | None:
-        return self._decide_at
+        return min((at for at in (self._decide_at, self._judge_at) if at is not None), default=None)
 
     # What it asks for; one question at a time.
 
@@ -381,13 +444,35 @@ class Leader:
             return None
         if board.generation is not None and self.roster.generation != board.number:
             return kv.Read(job.seats_of_attempt(board.number, board.generation.attempt))
-        if self.forming is not None and self.forming.number != board.number + 1:
+        if self.forming is not None and self.forming.number <= board.number:
             self.forming = None  # it counts already, and only the answer that said so was lost
         if self.forming is not None:
             return self._next_of_form(self.forming, board)
+        if self.roster.statements() and (request := self._next_of_inquiry(board, now)) is not None:
+            return request
         if self._decide_at is None or now < self._decide_at:
             return None
         return self._decide(board, now)
+
+    def _next_of_inquiry(self, board: Board, now: float) -> kv.Transaction | None:
+        """Workers hang: ask all nodes, then name who they are, once all have answered or the time is over."""
+        self._judge_at = None
+        if board.signal() is not None:
+            return None
+        told, number = self.roster.statements(), board.number
+        posted = board.inquiries.get(number)
+        if posted is None:
+            by = next(iter(told.values())).node
+            return self._fenced((), kv.Put(job.inquiry_key(number), encode_inquiry(Inquiry(by))))
+        inquiry = _open_inquiry(posted)
+        if inquiry is None:
+            return None
+        judge_at = board.inquired_at[number] + INQUIRY_S
+        if now < judge_at and not self.roster.members.keys() - self.roster.gone.keys() <= told.keys():
+            self._judge_at = judge_at
+            return None
+        found = inquiry.replace(finding=inquiries.accuse(told.values()))
+        return self._fenced((), kv.Put(job.inquiry_key(number), encode_inquiry(found)))
 
     def replied(self, request: kv.Request, answer: kv.Outcome | kv.Snapshot | None, board: Board, now: float) -> None:
         match request, answer:
@@ -424,8 +509,11 @@ class Leader:
         if second is not None:
             return self._fenced((), kv.Put(job.refusal_key(second.id), second.why.encode(errors="replace")))
         current = self._current(board)
+        if (told := self._rule_on_drain(board, current)) is not None:
+            return told
         nodes = self._nodes(board, current)
-        decision = decide(nodes, current, self.policy, now)
+        past = past_of(self.roster.memories, board.number, board.first_read_at, self.policy)
+        decision = decide(nodes, current, self.policy, now, past)
         if isinstance(decision, Interrupt) and decision.kind == "join" and (refusal := self._why_nobody_may_join(board)):
             decision = Wait(refusal)
         match decision:
@@ -435,7 +523,7 @@ class Leader:
                 finished = job.Signal("finished", "all nodes are done", self.name)
                 return self._signal(board.number, finished, self._closed("finished", "the job has finished"))
             case Form() as form:
-                return self._form(form, nodes, current, board, now)
+                return self._form(form, nodes, current, board, past, now)
             case Expel(late, why):
                 return self._expel(late, why)
             case GiveUp(why):
@@ -445,11 +533,33 @@ class Leader:
                 times = [at for at in (wait.wake_at, due_at) if at is not None]
                 return self._rest(wait.replace(wake_at=min(times, default=None)), now)
 
+    def _rule_on_drain(self, board: Board, current: Current | None) -> kv.Transaction | None:
+        """A node has to leave: when all save for it, and whether the job ends with it."""
+        if current is None or current.signal is not None or board.notice() is None:
+            return None
+        from rallypoint.protocol import draining
+
+        told, members = self.roster.drains(), current.members
+        ruling = draining.rule(members.keys() - current.done, told, board.ruling())
+        leaving = {node_id: one for node_id, one in told.items() if one.is_leaving}
+        if ruling.is_complete:
+            staying = usable(len(self.roster.nodes.keys() - leaving.keys()), self.policy)
+            names = {node_id: seated.name for node_id, seated in members.items()}
+            if why := draining.why_over(leaving, names, staying, self.policy.min_nodes):
+                return self._fenced((), self._closed("preempted", why))
+        if ruling == (board.ruling() or job.Ruling(job.NO_STEP, False)):
+            return None
+        return self._fenced((), kv.Put(job.ruling_key(board.number), job.encode(ruling)))
+
     def _why_nobody_may_join(self, board: Board) -> str:
-        """A joiner whom no budget would pay for is kept waiting; let in, it would end the job."""
-        purse = board.generation.purse if board.generation else Purse()
-        ruling = judge(self.restarts, purse, Ended(joined=("a node",)))
+        """A joiner whom no budget would pay for is kept waiting; let in, it would end the job. So is one while workers save."""
+        if board.notice() is not None:
+            return "a node has notice to leave, and all workers save before it does"
+        ruling = judge(self.restarts, self._spent(board), Ended(joined=("a node",)))
         return ruling.why if isinstance(ruling, NoRestartLeft) else ""
+
+    def _spent(self, board: Board) -> Purse:
+        return spent(self.roster.memories, board.number, board.generation.purse if board.generation is not None else Purse())
 
     def _current(self, board: Board) -> Current | None:
         if board.generation is None:
@@ -478,14 +588,17 @@ class Leader:
             members = {seat.name for seat in current.members.values()}
             strikes = tuple(name for name in strikes if name not in members)
         is_failure = current.signal is not None and current.signal.kind == "failure"
-        culprit = self.roster.verdict().cause_node if is_failure else ""
-        return ((*strikes, culprit) if culprit else strikes)[-MOST_STRIKES:], culprit
+        verdict = self.roster.verdict() if is_failure else Verdict()
+        culprit = verdict.cause_node
+        is_excluded = verdict.cause is not None and verdict.cause.wish == EXCLUDE_NODE
+        struck = (culprit,) * (STRIKES_OF_EXCLUDED if is_excluded else 1)
+        return ((*strikes, *struck) if culprit else strikes)[-MOST_STRIKES:], culprit
 
     def _rest(self, wait: Wait, now: float) -> kv.Transaction | None:
         """Nothing to do; those who wait with us are told how things stand, now and then."""
         self.wait = wait
         if wait.is_gathering and now >= self._status_at:
-            self._status_at = now + STATUS_INTERVAL_S
+            self._status_at = now + FRESH_STATUS_S
             self._status = job.encode(job.Status(self.status_text()))
         if wait.is_gathering and self._status != self._told_status:
             return self._fenced((), kv.Put(job.STATUS, self._status))
@@ -497,21 +610,43 @@ class Leader:
         return f"{self.wait.why}; {self.roster.who_is_here(self.policy.min_nodes)}"
 
     def _form(
-        self, form: Form, nodes: Mapping[str, Node], current: Current | None, board: Board, now: float
+        self, form: Form, nodes: Mapping[str, Node], current: Current | None, board: Board, past: Past | None, now: float
     ) -> kv.Transaction | None:
-        purse, why, strikes = Purse(), form.why, tuple[str, ...]()
-        if current is not None and current.signal is not None and board.generation is not None:
-            joiners = [one for one in form.order if one.id not in current.members]
-            ended = self.roster.ended(current, joiners, now - board.generation_at)
-            again = judge(self.restarts, board.generation.purse, ended)
+        purse, why, strikes, after = Purse(), form.why, tuple[str, ...](), ""
+        if (ended := self._what_ended(form, current, board, past, now)) is not None:
+            again = judge(self.restarts, self._spent(board), ended)
             if isinstance(again, NoRestartLeft):
-                return self._fenced((), self._closed("failed", again.why, self.roster.verdict()))
-            if now < current.signal_at + again.delay_s:
-                return self._rest(Wait(again.why, current.signal_at + again.delay_s, is_gathering=True), now)
-            purse, why = again.purse, again.why + self._who_is_left_out(form, nodes, board, now)
-            strikes, _ = self._strikes(board, current)
-        self.forming = Forming(board.number + 1, self.term, form, purse, why[: job.MAX_WHY], strikes)
+                return self._fenced((), self._closed("failed", again.why, self.roster.verdict(), again.is_hopeless))
+            since = current.signal_at if current is not None else now
+            if now < since + again.delay_s:
+                return self._rest(Wait(again.why, since + again.delay_s, is_gathering=True), now)
+            others = {node_id: one for node_id, one in nodes.items() if one.record.name not in ended.excluded}
+            purse, why = again.purse, again.why + self._who_is_left_out(form, others, board, now)
+            strikes = self._strikes(board, current)[0] if current is not None else self._remembered_strikes()
+            cause = self.roster.verdict().cause
+            after = "hang" if again.kind == "failure" and cause is not None and cause.hung else again.kind
+        number = 1 + max(board.number, past.number if past is not None else 0)
+        self.forming = Forming(number, self.term, form, purse, why[: job.MAX_WHY], strikes, after, follows=board.number)
         return self._next_of_form(self.forming, board)
+
+    def _what_ended(self, form: Form, current: Current | None, board: Board, past: Past | None, now: float) -> Ended | None:
+        """How the generation before this one ended; None if there was none."""
+        if current is not None:
+            joiners = [one for one in form.order if one.id not in current.members]
+            return self._ended(form, current, joiners, board, now)
+        return Ended(lost=(HOST,)) if past is not None else None
+
+    def _remembered_strikes(self) -> tuple[str, ...]:
+        ids = newest(self.roster.memories, 0)
+        return self.roster.memories[ids[0]].strikes if ids else ()
+
+    def _ended(self, form: Form, current: Current, joiners: Sequence[Node], board: Board, now: float) -> Ended:
+        """For the budget: a node that is left out because its own worker has asked for it is paid for as one that goes."""
+        at = board.generation_at
+        ended = self.roster.ended(current, joiners, now - at, max(0.0, current.signal_at - at))
+        verdict, seated = self.roster.verdict(), {one.record.name for one in form.order}
+        is_excluded = verdict.cause is not None and verdict.cause.wish == EXCLUDE_NODE and verdict.cause_node not in seated
+        return ended.replace(excluded=(verdict.cause_node,)) if is_excluded else ended
 
     def _who_is_left_out(self, form: Form, nodes: Mapping[str, Node], board: Board, now: float) -> str:
         """For all to see: who was expelled, and whose workers have failed too often."""
@@ -556,8 +691,9 @@ class Leader:
         not_done = tuple(kv.Compare(job.done_key(generation, node_id), "create", 0) for node_id in lost[:MAX_COMPARED])
         return self._signal(generation, signal, compares=not_done)
 
-    def _closed(self, kind: job.ClosedKind, why: str, verdict: Verdict | None = None) -> kv.Put:
-        return kv.Put(job.CLOSED, job.encode(job.Closed(kind, why[: job.MAX_WHY], self.name, verdict)))
+    def _closed(self, kind: job.ClosedKind, why: str, verdict: Verdict | None = None, is_hopeless: bool = False) -> kv.Put:
+        closed = job.Closed(kind, why[: job.MAX_WHY], self.name, verdict, is_hopeless=is_hopeless)
+        return kv.Put(job.CLOSED, job.encode(closed))
 
 
 def _members(seats: Sequence[job.Seat], ids: Sequence[str]) -> dict[str, Seated]:
@@ -570,6 +706,14 @@ def _members(seats: Sequence[job.Seat], ids: Sequence[str]) -> dict[str, Seated]
         )
         for node_id, seat in zip(ids, seats, strict=True)
     }
+
+
+def _open_inquiry(posted: bytes) -> Inquiry | None:
+    """None for one that has come to its end, or that nobody can read."""
+    with suppress(ValueError):
+        inquiry = decode_inquiry(posted)
+        return inquiry if inquiry.finding is None else None
+    return None
 
 
 def _ids(items: tuple[kv.Item, ...]) -> list[str]:

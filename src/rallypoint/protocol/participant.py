@@ -20,15 +20,30 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import suppress
 
+from rallypoint.base.json_text import from_json
 from rallypoint.base.records import Value
 from rallypoint.coordination import model as kv
 from rallypoint.protocol import job_records as job
 from rallypoint.protocol.generation import Policy
+from rallypoint.protocol.inquiry import Statement, encode_statement
 from rallypoint.protocol.job_records import Board
 from rallypoint.protocol.leader import STATUS_INTERVAL_S, Leader
 from rallypoint.protocol.restarts import RestartPolicy
-from rallypoint.protocol.session import Ended, News, Progress, Refused, Regroup, Seated, TimedOut
+from rallypoint.protocol.session import (
+    AskedFor,
+    Ended,
+    Inquired,
+    News,
+    Noticed,
+    Progress,
+    Refused,
+    Regroup,
+    Ruled,
+    Seated,
+    TimedOut,
+)
 from rallypoint.protocol.verdict import NodeReport, bounded, encode_report
 
 TYPE_CHECKING = False
@@ -48,7 +63,8 @@ class Former(Value):
 class Joining(Value):
     """What a node brings: its number, its lease, who it is, and what it takes the job's settings to be.
 
-    With `former` it can vouch, once it is ready, that nothing runs any more of what it was before it was fenced.
+    With `former` it can vouch, once it is ready, that nothing runs any more of what it was before it was fenced. It asks how
+    things stand every `status_interval_s`. What it knows of the job from another store than this is its `memory`.
     """
 
     node_id: str
@@ -59,6 +75,8 @@ class Joining(Value):
     policy: Policy
     restarts: RestartPolicy
     former: Former | None = None
+    memory: job.Memory | None = None
+    status_interval_s: float = STATUS_INTERVAL_S
 
 
 class Participant:
@@ -78,10 +96,17 @@ class Participant:
         self._looked_at = 0  # the revision of the generation in which we have looked for our seat
         self._stopped = 0  # the last generation that our agent was told to stop
         self._report: tuple[int, NodeReport] | None = None  # of which generation; kept until it is written, whatever comes next
+        self._statement: tuple[int, bytes] | None = None  # of which generation; until it is written
+        self._inquired = 0, b""  # what our agent was last told of that
         self._is_done = False  # and that has to be told
         self._done_in = 0  # the last generation in which we were done
         self._fallen_in = 0  # the last generation whose workers are gone here, without being done
         self._departure: job.Signal | None = None
+        self._notice: tuple[int, job.Notice] | None = None  # that we were given, and in which generation
+        self._drain: tuple[int, job.NodeDrain] | None = None
+        self._written_drain: tuple[int, job.NodeDrain] | None = None
+        self._told_notice = 0  # the last generation for which our agent was told of a notice
+        self._told_ruling: tuple[int, job.Ruling | None] = 0, None
         self._former = joining.former
         self.is_returning = False  # we have a new lease, but nobody has taken note yet that we are still a member
         self._is_forgotten = False  # nothing is left of the generation that we wanted to return to
@@ -92,7 +117,10 @@ class Participant:
         self._status_at = 0.0
         self._news: list[News] = []
         self._has_ended = False
-        self._last_generation = 0  # the last in which we had a seat
+        self._last_seat: job.Seat | None = None
+        self._memory = joining.memory  # while it is not told
+        if self._memory is not None:  # whose workers have all succeeded may wait for the others still
+            self._news.append(Regroup("the coordination store was started anew, and the job goes on there", self._memory.number))
         self._asked_by: Leader | None = None  # the leader, if the request under way is its
 
     # What the agent says.
@@ -103,12 +131,20 @@ class Participant:
             self._fallen_in = self.seat.generation
         self.record = self.record.replace(ready_after=self._last_generation, port=port)
         self.seat, self._is_done, self.is_returning = None, False, False
-        self._ready_at, self._status_at = now, now + STATUS_INTERVAL_S
+        self._ready_at, self._status_at = now, now + self._joining.status_interval_s
+
+    def judged(self, unfit: str) -> None:
+        """Why this machine must not run workers now; empty: it may."""
+        self.record = self.record.replace(unfit=unfit)
 
     def failed(self, report: NodeReport) -> None:
         """Workers of our generation have failed: all others are to stop."""
         if self.seat is not None:
             self._report = self.seat.generation, bounded(report)
+
+    def declare(self, generation: int, statement: Statement) -> None:
+        """Where our workers stand, as one hangs here or somewhere; it is of no use to any generation but its own."""
+        self._statement = generation, encode_statement(statement)
 
     def done(self) -> None:
         """All our workers have succeeded."""
@@ -121,6 +157,14 @@ class Participant:
         With `is_sick` something is wrong with this node: where too few others are left, nobody need hope for its return.
         """
         self._departure = job.Signal("sick" if is_sick else "departure", why[: job.MAX_WHY], self.record.name)
+
+    def noticed(self, generation: int, notice: job.Notice) -> None:
+        """We have to leave that generation; all workers are to save before."""
+        self._notice = generation, notice
+
+    def drains(self, generation: int, told: job.NodeDrain) -> None:
+        """What our workers have told since somebody has to leave."""
+        self._drain = generation, told
 
     def come_back(self, lease: int) -> None:
         """Our lease had run out, but not our fence: go on under the same id with a new one, if nobody has gone on without us."""
@@ -136,9 +180,39 @@ class Participant:
         self.leader = None
 
     @property
+    def lease(self) -> int:
+        return self._joining.lease
+
+    @property
+    def _last_generation(self) -> int:
+        """The last in which we had a seat."""
+        return self._last_seat.generation if self._last_seat is not None else 0
+
+    def memory(self, now: float) -> job.Memory | None:
+        """What we know of the job, for the case that its store is lost; None if it had no generation yet."""
+        board, seat = self.board, self._last_seat
+        known = board.generation
+        if known is None:
+            return None
+        group_rank = seat.group_rank if seat is not None and seat.generation == known.number else job.NO_SEAT
+        ages_s = tuple(age_s + now - board.generation_at for age_s in known.purse.recent_ages_s)
+        purse = known.purse.replace(recent_ages_s=ages_s)
+        return job.Memory(known.number, known.nodes, self.record.name, group_rank, purse, known.strikes)
+
+    @property
     def former(self) -> Former | None:
         """What the next session of this node has to vouch for."""
         return Former(self.id, self.seat.generation) if self.seat is not None else self._former
+
+    def last_will(self) -> kv.Transaction | None:
+        """What is true once all of this node's processes are gone: its workers are, and nobody has to wait for them.
+
+        It is written only while this node's record is there, so that nothing is left of a job that has been cleared away.
+        """
+        if self.seat is None:
+            return None
+        gone = kv.Put(job.left_key(self.seat.generation, self.id), job.LOST)
+        return kv.Transaction((kv.Compare(job.node_key(self.id), "create", 0),), (), (gone,))
 
     def close(self, kind: job.ClosedKind, why: str, signal: int = 0) -> None:
         self._closing = job.Closed(kind, why, self.record.name, signal=signal)
@@ -186,18 +260,33 @@ class Participant:
             return self._create(job.CLOSED, job.encode(self._closing))
         if self._report is not None:
             generation, report = self._report
-            signal = job.Signal("failure", _summary(report), self.record.name)
+            looks_hopeless = any(one.looks_hopeless for one in report.failures if not one.stopped)
+            signal = job.Signal("failure", _summary(report), self.record.name, looks_hopeless)
             failure = kv.Put(job.failure_key(generation, self.id), encode_report(report))
             return self._create(job.signal_key(generation), job.encode(signal), failure)
         if seat is not None and self._departure is not None and self._is_missed(seat):
             return self._create(job.signal_key(seat.generation), job.encode(self._departure))
+        if self._statement is not None and self._statement[0] == board.number and board.signal() is None:
+            generation, statement = self._statement
+            return kv.Transaction((), (kv.Put(job.hang_key(generation, self.id), statement),))
         if self._fallen_in and self._fallen_in == board.number and board.signal() is None:
             why = f"the workers of {self.record.name} were killed: the store had not confirmed in time that they may run"
             return self._create(job.signal_key(board.number), job.encode(job.Signal("loss", why, self.record.name)))
+        if seat is not None and board.signal() is None and (told := self._next_of_drain(seat.generation)) is not None:
+            return told
         if seat is not None and self._is_done:
             return kv.Transaction((), (kv.Put(job.done_key(seat.generation, self.id), b"1"),))
         if self._written != self.record and self._must_tell_record():
-            return kv.Transaction((), (self._own_record(), *self._vouching()))
+            return kv.Transaction((), (self._own_record(), *self._vouching(), *self._remembering()))
+        return None
+
+    def _next_of_drain(self, generation: int) -> kv.Transaction | None:
+        """That somebody has to leave, and what our workers tell since then."""
+        notice, told = self._notice, self._drain
+        if notice is not None and notice[0] == generation and generation not in self.board.notices:
+            return self._create(job.notice_key(generation), job.encode(notice[1]))
+        if told is not None and told[0] == generation and told != self._written_drain:
+            return kv.Transaction((), (kv.Put(job.drain_key(generation, self.id), job.encode(told[1])),))
         return None
 
     def _own_record(self) -> kv.Put:
@@ -207,6 +296,12 @@ class Participant:
         """Who is ready has no worker, of whatever generation."""
         former = self._former if self.record.ready_after != job.NOT_READY else None
         return () if former is None else (kv.Put(job.left_key(former.generation, former.id), job.LOST),)
+
+    def _remembering(self) -> tuple[kv.Put, ...]:
+        """What the store has lost, if it has: no leader that does not know of it can form a generation after this."""
+        if self._memory is None or self._memory.number <= self.board.number:
+            return ()
+        return kv.Put(job.memory_key(self.id), job.encode(self._memory)), kv.Put(job.RETURNED, self.id.encode())
 
     def _return(self) -> kv.Transaction | None:
         """Be a member again, unless another generation was formed; no leader that does not know of it can form one after this."""
@@ -258,7 +353,7 @@ class Participant:
         if gives_up_at is not None and now >= gives_up_at:
             self._end(TimedOut(f"waited {self._joining.policy.join_timeout_s:g} s for enough nodes in vain"))
         elif now >= self._status_at:
-            self._status_at = now + STATUS_INTERVAL_S
+            self._status_at = now + self._joining.status_interval_s
             return kv.Transaction((), (kv.Get(job.STATUS),))
         return None
 
@@ -283,11 +378,22 @@ class Participant:
     # What the store says.
 
     def see(self, event: kv.Event, now: float) -> None:
-        if event.key.startswith(job.DOWN):
+        if event.key == job.ASKED:
+            self._hear_wish(event)
+        elif event.key.startswith(job.DOWN):
             self.board.apply(event, now)
             self._board_changed(now)
         elif self.leader is not None:
             self.leader.see(event, now)
+
+    def _hear_wish(self, event: kv.Event) -> None:
+        """What was asked before we came was not meant for us: only a change counts, not what is read."""
+        if event.item is None or event.revision <= self._read_at:
+            return
+        with suppress(ValueError):
+            asked = job.decode(job.Asked, event.item.value)
+            if asked.node in ("", self.id):
+                self._news.append(AskedFor(self.id, event.revision, asked))
 
     def replied(self, request: kv.Request, answer: kv.Outcome | kv.Snapshot | None, now: float) -> None:
         if self._asked_by is not None:
@@ -323,6 +429,12 @@ class Participant:
         if seat is not None and self._is_forgotten:
             return f"generation {seat.generation} is not in the store any more: the job was cleared"
         return ""
+
+    @property
+    def speaks_for_job(self) -> bool:
+        """Whether it is on this node to tell the world how the job has ended: it has ended it, or would as things stand."""
+        could_end_it = self.leader is not None or self._closing is not None
+        return could_end_it and (self.board.closed is None or self.board.closed.by == self.record.name)
 
     @property
     def is_stopping(self) -> bool:
@@ -367,17 +479,23 @@ class Participant:
                 self.is_returning = False
             case kv.Put(key, job.LOST, _):
                 self._former = None
+            case kv.Put(key, _, _) if key == job.memory_key(self.id):
+                self._memory = None
             case kv.Put(key, _, _) if self._report is not None and key == job.failure_key(self._report[0], self.id):
                 self._report = None
+            case kv.Put(key, _, _) if self._statement is not None and key == job.hang_key(self._statement[0], self.id):
+                self._statement = None
             case kv.Put(key, value, _) if seat is not None and key == job.done_key(seat.generation, self.id):
                 self._is_done = False
+            case kv.Put(key, value, _) if seat is not None and key == job.drain_key(seat.generation, self.id):
+                self._written_drain = seat.generation, job.decode(job.NodeDrain, value)
             case kv.Put(key, value, _) if key.startswith(job.DOWN):
                 self.board.post(kv.Item(key, value, outcome.revision, outcome.revision), now)
 
     def _compare_settings(self, item: kv.Item | None) -> None:
         if item is None:
             return
-        difference = self._joining.mismatch(self._joining.settings, json.loads(item.value))
+        difference = self._joining.mismatch(self._joining.settings, from_json(item.value))
         if difference:
             self._end(Refused(difference))
         self._agreed = True
@@ -396,9 +514,10 @@ class Participant:
             self.leader = None
 
     def _note_status(self, item: kv.Item | None) -> None:
-        if item is not None and self._is_waiting():
+        """What was said before the last generation began is not about the next."""
+        if item is not None and self._is_waiting() and (self.leader or item.mod_revision > self.board.generation_revision):
             text = self.leader.status_text() if self.leader else job.decode(job.Status, item.value).text
-            self._news.append(Progress(text))
+            self._news.append(Progress(text, self._gives_up_at()))
 
     def _note_seat(self, key: str, item: kv.Item | None) -> None:
         generation = self.board.generation
@@ -409,7 +528,7 @@ class Participant:
         seat = None if item is None else job.decode(job.Seat, item.value)
         if seat is None or (seat.generation, seat.attempt) != (generation.number, generation.attempt):
             return
-        self.seat, self._last_generation = seat, seat.generation
+        self.seat = self._last_seat = seat
         self.record = self.record.replace(ready_after=job.NOT_READY)
         self._news.append(Seated(seat, generation))
 
@@ -421,17 +540,35 @@ class Participant:
         if self.id in board.refusals:
             self._end(Refused(board.refusals[self.id]))
         if seat is not None and self._stopped != seat.generation:
+            self._tell_inquiry(seat)
             self._tell_stop(seat)
         if seat is None and self._former is not None and self._stopped < self._former.generation:
             self._tell_end_of(self._former)
+        if seat is not None and board.number == seat.generation:
+            self._tell_drain(seat.generation)
         if board.closed is not None:
             self._end(Ended(board.closed))
+
+    def _tell_drain(self, generation: int) -> None:
+        notice, ruling = self.board.notice(), self.board.ruling()
+        if notice is not None and self._told_notice != generation:
+            self._told_notice = generation
+            self._news.append(Noticed(generation, notice))
+        if ruling is not None and self._told_ruling != (generation, ruling):
+            self._told_ruling = generation, ruling
+            self._news.append(Ruled(generation, ruling))
 
     def _tell_stop(self, seat: job.Seat) -> None:
         signal = self.board.signals.get(seat.generation)
         if signal is not None and signal.is_stop:
             self._stopped = seat.generation
-            self._news.append(Regroup(signal.why, seat.generation, signal.kind == "failure"))
+            self._news.append(Regroup(signal.why, seat.generation, signal.kind == "failure", signal.looks_hopeless))
+
+    def _tell_inquiry(self, seat: job.Seat) -> None:
+        inquiry = self.board.inquiries.get(seat.generation, b"")
+        if inquiry and self._inquired != (seat.generation, inquiry):
+            self._inquired = seat.generation, inquiry
+            self._news.append(Inquired(seat.generation, inquiry))
 
     def _tell_end_of(self, former: Former) -> None:
         """What we had a seat in under another id is over: whoever stays for the sake of it need not any longer."""

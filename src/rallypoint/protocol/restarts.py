@@ -9,8 +9,13 @@ What was spent is a `Purse`. It travels in the generation record, so it is one f
 ages instead of times, because no two hosts share a clock: whoever judges next adds how long the purse has lain there, on its
 own clock. A leader that saw it late adds too little, which forgives later, never sooner.
 
+What cannot succeed is not tried again, whatever is left. The program may have said so: by an exit code that was listed, or by
+`rallypoint.worker.fail`. Or it is plain: all workers raised the same ImportError before the first step, or the same
+one ended attempt after attempt (`_why_hopeless`). Only what no other attempt can change counts as plain: whatever the network, a
+disk, a device or another worker may be to blame for is tried again, also if it strikes all workers at once.
+
 Invariants: within any window, or ever when there is none, at most `max_restarts` failures are paid; nothing that was spent is
-given back except by the window; every answer says why.
+given back except by the window, or by an attempt that ran for `healthy_after_s`; every answer says why.
 """
 
 from __future__ import annotations
@@ -20,7 +25,7 @@ from collections.abc import Sequence
 
 from rallypoint.base import defaults
 from rallypoint.base.records import Value
-from rallypoint.base.text import listed, plural
+from rallypoint.base.text import listed, many, plural, without_numbers
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -29,13 +34,75 @@ if TYPE_CHECKING:
     Membership = Literal["loss", "departure", "join"]
     Kind = Literal["failure", "none"] | Membership
 
-__all__ = ["AGES_MAX", "Again", "Ended", "GiveUp", "Purse", "RestartPolicy", "ended_text", "judge"]
+__all__ = [
+    "AGES_MAX",
+    "CAUSES",
+    "EARLY_S",
+    "EXCLUDE_NODE",
+    "HOPELESS_ERRORS",
+    "HOPELESS_IN_A_ROW",
+    "NO_RETRY",
+    "WISHES",
+    "Again",
+    "Ended",
+    "Failure",
+    "GiveUp",
+    "Purse",
+    "RestartPolicy",
+    "ended_text",
+    "judge",
+    "looks_hopeless",
+]  # fmt: skip
+
+# Who pays for which end: the cause, its counter in the purse, and the setting or flag that bounds it. Best explanation first.
+CAUSES: tuple[tuple[str, str, str], ...] = (
+    ("a node was lost", "losses", "max_membership_changes"),
+    ("a node left", "departures", "max_membership_changes"),
+    ("a worker had its node left out", "departures", "max_membership_changes"),
+    ("a worker hung", "hangs", "max_hangs"),
+    ("a worker failed", "failures", "max_restarts"),
+    ("a node joined", "joins", "max_membership_changes"),
+)
+
+# --- what cannot succeed ---------------------------------------------------------------------------------------------------
+
+NO_RETRY, EXCLUDE_NODE = WISHES = ("no_retry", "exclude_node")  # what a worker that fails can ask for
+
+# Errors of the program text itself, which the next attempt reads again. TypeError, ValueError, KeyError and the like are not
+# among them, however sure they look: what a program makes of an answer that did not come is often one of those.
+HOPELESS_ERRORS = ("ImportError", "ModuleNotFoundError", "SyntaxError", "IndentationError", "TabError", "NameError")
+EARLY_S = 300.0  # of an attempt: imports from a slow disk take minutes; what comes later may come from the data
+HOPELESS_IN_A_ROW = 3  # attempts that one of those errors has ended; a node that alone has it is left out before that
+_USAGE_EXIT_CODE = 2  # argparse's, whose last line names the program and the error
+_COMMAND_EXIT_CODES = (126, 127)  # a shell's for what it could not find or execute
+# What an error says, in lower case, if something outside of the program may be to blame, a file server for example.
+_MAY_PASS = (
+    "connection", "timed out", "timeout", "temporar", "unreachable", "input/output error", "stale file handle",
+    "too many open files", "cannot allocate memory", "no space left", "failed to map segment",
+)  # fmt: skip
+
+
+def looks_hopeless(exitcode: int, message: str, place: str) -> bool:
+    """Whether a worker that ended so would do so again, if it did not stand alone with it."""
+    words = "".join(message.lower().split("'")[::2])  # not the names: a module may be called connection
+    if any(word in words for word in _MAY_PASS):
+        return False
+    name = message.partition(":")[0].strip()
+    if exitcode > 0 and name in HOPELESS_ERRORS:
+        return True
+    if exitcode in _COMMAND_EXIT_CODES:
+        return True
+    return exitcode == _USAGE_EXIT_CODE and (": error: " in place or place.startswith("Error: "))
+
+
+# --- budgets ---------------------------------------------------------------------------------------------------------------
 
 AGES_MAX = 64  # the purse is part of a small record; so a window holds at most so many restarts, even where more were asked for
 _DOUBLINGS_MAX = 62  # any back-off has reached its cap long before
 _NAMES_MAX = 4
 _NAME_CHARS_MAX = 64
 _FAILURE_CHARS_MAX = 500
+_SIGNATURE_CHARS_MAX = _PLACE_CHARS_MAX = 60  # in the same small record
 
 
 class RestartPolicy(Value):
@@ -45,6 +112,11 @@ class RestartPolicy(Value):
     max_backoff_s: float = defaults.RESTART_BACKOFF_MAX_S
     window_s: float = defaults.RESTART_WINDOW_S  # failures older than this are forgiven; 0: never
     max_membership_changes: int | None = None  # joins, losses and departures together; None: no limit
+    max_hangs: int | None = None  # None: a hang is paid for as any failure
+    healthy_after_s: float = defaults.HEALTHY_AFTER_S  # an attempt that ran so long gives back what was spent; 0: none does
+    max_no_progress: int | None = None  # attempts in a row that came no further than one before, by the workers' steps
+    max_same_failures: int | None = None  # in a row, of the same rank at the same place, early in each attempt
+    retry_hopeless: bool = False
 
 
 class Purse(Value):
@@ -55,6 +127,44 @@ class Purse(Value):
     departures: int = 0
     joins: int = 0
     recent_ages_s: tuple[float, ...] = ()  # of the failures inside the window, oldest first, when this purse was written
+    forgiven: int = 0  # of all failures
+    hangs: int = 0  # that were paid for apart
+    streak_of: str = ""  # how the last attempts failed, if it was early and the same each time
+    streak: int = 0
+    best_step: int = -1  # the furthest that workers have told of
+    fruitless: int = 0  # attempts since then that failed before they were as far
+
+    def most(self, other: Purse) -> Purse:
+        """What was spent by both accounts: the more of each; what else there is, as the other has it."""
+        return other.replace(
+            failures=max(self.failures, other.failures),
+            losses=max(self.losses, other.losses),
+            departures=max(self.departures, other.departures),
+            joins=max(self.joins, other.joins),
+            hangs=max(self.hangs, other.hangs),
+            recent_ages_s=max(self.recent_ages_s, other.recent_ages_s, key=len),
+        )
+
+
+class Failure(Value):
+    """The failure that ended a generation."""
+
+    rank: int
+    exitcode: int
+    message: str
+    place: str = ""  # where in the program, as far as is known
+    is_everywhere: bool = False  # all workers of the job failed just so
+    is_hang: bool = False
+
+    @property
+    def looks_hopeless(self) -> bool:
+        return looks_hopeless(self.exitcode, self.message, self.place)
+
+    @property
+    def signature(self) -> str:
+        """Equal for failures that are the same. An error of the program text is the same whoever came to it first."""
+        who = "" if self.looks_hopeless else f"rank {self.rank}: "
+        return f"{who}{without_numbers(f'{self.exitcode} {self.message}')[:_SIGNATURE_CHARS_MAX]} {self.place[:_PLACE_CHARS_MAX]}"
 
 
 class Ended(Value):
@@ -66,6 +176,11 @@ class Ended(Value):
     departed: tuple[str, ...] = ()
     joined: tuple[str, ...] = ()
     ran_s: float = 0.0  # how long ago the purse was written
+    excluded: tuple[str, ...] = ()  # nodes of which their own workers have said that they are bad, and that are left out
+    cause: Failure | None = None
+    after_s: float = 0.0  # how long the workers ran until it failed
+    step: int = -1  # how far they came, if they tell
+    no_retry: str = ""  # which worker has said that no restart will help, and why
 
 
 class Again(Value):
@@ -78,7 +193,10 @@ class Again(Value):
 
 
 class GiveUp(Value):
+    """There is no other attempt; with `is_hopeless`, because none could succeed, and not because none is left."""
+
     why: str
+    is_hopeless: bool = False
 
 
 def judge(policy: RestartPolicy, purse: Purse, ended: Ended) -> Again | GiveUp:
@@ -89,12 +207,17 @@ def judge(policy: RestartPolicy, purse: Purse, ended: Ended) -> Again | GiveUp:
     hopeless = [code for code in ended.failed_exit_codes if code in policy.no_retry_exit_codes]
     if hopeless:
         why = f"a worker {ended_text(hopeless[0])}, which no restart can help (no-retry exit codes)"
-        return GiveUp(_with_failure(ended, why))
+        return GiveUp(_with_failure(ended, why), is_hopeless=True)
+    if ended.no_retry:
+        return GiveUp(_with_failure(ended, f"{ended.no_retry[:_FAILURE_CHARS_MAX]}: no restart can help"), is_hopeless=True)
     purse = purse.replace(recent_ages_s=_grown_older(policy, purse, ended.ran_s))
     if ended.lost:
         return _change_members(policy, purse, "loss", f"lost {_nodes(ended.lost)}")
     if ended.departed:
         return _change_members(policy, purse, "departure", f"{_nodes(ended.departed)} left")
+    if ended.excluded:
+        what = f"{_nodes(ended.excluded)} is left out: {ended.cause.message if ended.cause else ended.failure}"
+        return _change_members(policy, purse, "departure", what[:_FAILURE_CHARS_MAX])
     if ended.failed_exit_codes:
         return _pay_for_failure(policy, purse, ended)
     if ended.joined:
@@ -110,10 +233,15 @@ def _grown_older(policy: RestartPolicy, purse: Purse, ran_s: float) -> tuple[flo
 
 def _pay_for_failure(policy: RestartPolicy, purse: Purse, ended: Ended) -> Again | GiveUp:
     limit = min(policy.max_restarts, AGES_MAX) if policy.window_s > 0 else policy.max_restarts
-    number = 1 + (len(purse.recent_ages_s) if policy.window_s > 0 else purse.failures)
-    within = f" within {policy.window_s:g} s" if policy.window_s > 0 else ""
+    purse = _remember(policy, purse, ended)
+    if ended.cause is not None and ended.cause.is_hang and policy.max_hangs is not None:
+        return _pay_for_hang(policy.max_hangs, purse, ended)
     if limit <= 0:
         return GiveUp(_with_failure(ended, "no restarts were asked for (--max-restarts)"))
+    if why := _why_hopeless(policy, purse, ended):
+        return GiveUp(_with_failure(ended, why), is_hopeless=True)
+    number = 1 + (len(purse.recent_ages_s) if policy.window_s > 0 else purse.failures - purse.forgiven)
+    within = f" within {policy.window_s:g} s" if policy.window_s > 0 else ""
     if number > limit:
         return GiveUp(_with_failure(ended, _used_up(limit, "restart", within)))
     delay_s = _backoff_s(policy, number)
@@ -121,6 +249,47 @@ def _pay_for_failure(policy: RestartPolicy, purse: Purse, ended: Ended) -> Again
     ages_s = (*purse.recent_ages_s, 0.0) if policy.window_s > 0 else ()
     paid = purse.replace(failures=purse.failures + 1, recent_ages_s=ages_s)
     return Again(paid, delay_s, "failure", _with_failure(ended, f"restart {number} of {limit}{within}{after}"))
+
+
+def _pay_for_hang(limit: int, purse: Purse, ended: Ended) -> Again | GiveUp:
+    number = purse.hangs + 1
+    if number > limit:
+        none_left = _used_up(limit, "restart", " after a hang") if limit else "a hang is not retried (max_hangs)"
+        return GiveUp(_with_failure(ended, none_left))
+    return Again(purse.replace(hangs=number), 0.0, "failure", _with_failure(ended, f"restart {number} of {limit} after a hang"))
+
+
+def _remember(policy: RestartPolicy, purse: Purse, ended: Ended) -> Purse:
+    """What this failure has in common with those before, and what a healthy attempt gives back."""
+    if 0 < policy.healthy_after_s <= ended.after_s:
+        purse = purse.replace(forgiven=purse.failures, hangs=0, recent_ages_s=())
+    if ended.step > purse.best_step:
+        purse = purse.replace(best_step=ended.step, fruitless=0)
+    elif purse.best_step >= 0:
+        purse = purse.replace(fruitless=purse.fruitless + 1)
+    if ended.cause is None or ended.after_s > EARLY_S or ended.step >= 0:
+        return purse.replace(streak_of="", streak=0)
+    signature = ended.cause.signature
+    return purse.replace(streak_of=signature, streak=purse.streak + 1 if signature == purse.streak_of else 1)
+
+
+def _why_hopeless(policy: RestartPolicy, purse: Purse, ended: Ended) -> str:
+    """Why another attempt would end as this one did; empty where it may not."""
+    most = policy.max_no_progress
+    if most is not None and purse.fruitless > 0 and purse.fruitless >= most:
+        attempts = "the last attempt has" if purse.fruitless == 1 else f"the last {purse.fruitless} attempts have"
+        return f"{attempts} not come past step {purse.best_step} (--max-no-progress {most})"
+    most = policy.max_same_failures
+    if most is not None and purse.streak > 0 and purse.streak >= most:
+        return f"{many(purse.streak, 'attempt')} in a row ended so (max_same_failures={most})"
+    cause = ended.cause
+    if policy.retry_hopeless or cause is None or not purse.streak or not cause.looks_hopeless:
+        return ""
+    if cause.is_everywhere:
+        return f"all workers failed so, {ended.after_s:.1f} s after their start: no restart can help (--retry-hopeless tries)"
+    if purse.streak >= HOPELESS_IN_A_ROW:
+        return f"{purse.streak} attempts in a row ended so at their start: no restart can help (--retry-hopeless tries)"
+    return ""
 
 
 def _used_up(count: int, what: str, within: str = "") -> str:

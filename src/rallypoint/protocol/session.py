@@ -7,7 +7,8 @@ answer says.
     judge          before each turn: go on, or the session is over (Fence), or all hope is (GiveUp)
     licence_until  after each turn: until when the workers may run
     returns_until  when the lease has ended: until when another one may be asked for, to go on as if nothing had been
-    end            when it is over: who has to be vouched for by the next session, and whether workers have to go
+    end            when it is over: who has to be vouched for by the next session, what is to be remembered should the store be
+                   another one then, and whether workers have to go
 
 The membership is what the node makes of it, over all its sessions: what it was told, in which state, leads to what it does next.
 
@@ -45,11 +46,12 @@ if TYPE_CHECKING:
     from rallypoint.protocol.verdict import NodeReport
 
 __all__ = [
-    "NO_LICENCE", "Action", "Announce", "Apart", "Ask", "Depart", "Done", "Ended", "Ending", "Expired",
-    "Failed", "Fenced", "Finished", "GiveUp", "Go", "JobOver", "Leave", "Lost", "Me", "Member", "News", "Observation", "Over",
-    "Patience", "Progress", "Refused", "Regroup", "SayClosed", "SayDeparting", "SayDone", "SayFailed", "SayReady", "Saying",
-    "Seated", "State", "Stay", "Staying", "StoreLost", "TakeSeat", "Tell", "Tenure", "TimedOut", "Waiting", "Word",
-    "closes_the_job", "has_to_regroup", "hear", "how", "say", "seat_of", "step",
+    "NO_LICENCE", "Action", "Announce", "Apart", "Aside", "Ask", "CutOff", "Depart", "Done", "Ended", "Ending", "Expired",
+    "Failed", "Fenced", "Finished", "GiveUp", "Go", "Inquired", "JobOver", "LastWord", "Leave", "Lost", "Me", "Member", "News",
+    "Noticed", "Observation", "Over", "Patience", "Progress", "Refused", "Regroup", "Ruled", "SayClosed", "SayDeparting",
+    "SayDone", "SayFailed", "SayReady", "Saying", "Seated", "State", "Stay", "Staying", "StoreLost", "TakeSeat", "Tell",
+    "Tenure", "TimedOut", "Waiting", "Word", "closes_the_job", "has_to_regroup", "hear", "how", "last_word", "say", "seat_of",
+    "step",
 ]  # fmt: skip
 
 
@@ -81,7 +83,45 @@ class TimedOut(Value):
 
 
 class Progress(Value):
+    """How things stand for those who wait, and when this node gives up, if it will."""
+
     text: str
+    gives_up_at: float | None = None
+
+
+class AskedFor(Value):
+    """Somebody from outside wants something of this node, which has this id, and waits for an answer to what has this number."""
+
+    node_id: str
+    number: int
+    asked: job.Asked
+
+
+class Noticed(Value):
+    """A node of this generation, in which we have a seat, has to leave."""
+
+    generation: int
+    notice: job.Notice
+
+
+class Ruled(Value):
+    """When the workers of this generation save for that, and whether all have."""
+
+    generation: int
+    ruling: job.Ruling
+
+
+class Inquired(Value):
+    """Workers of this generation hang somewhere: our agent is asked about its own, or told what all have found."""
+
+    generation: int
+    inquiry: bytes  # as `protocol.inquiry` reads it
+
+
+class CutOff(Fenced):
+    """The store is lost, or was started anew, and is waited for: no worker may run until it is there. Who has none left to run
+    hears then whether the job goes on.
+    """
 
 
 class Lost(Value):
@@ -90,8 +130,9 @@ class Lost(Value):
     error: Exception
 
 
-News = Seated | Regroup | Ended | Refused | TimedOut | Progress
-Word = News | Fenced | Lost
+Word = Seated | Regroup | Ended | Refused | TimedOut | Progress | Fenced | Lost
+Aside = AskedFor | Noticed | Ruled | Inquired  # they pass by what is decided here: the agent's own thread may be busy
+News = Seated | Regroup | Ended | Refused | TimedOut | Progress | Aside
 
 
 # States, each with only its own data.
@@ -240,9 +281,10 @@ class Tell(Value):
 
 
 class Announce(Value):
-    """Let the user know what we wait for."""
+    """Let the user know what we wait for, and until when."""
 
     text: str
+    gives_up_at: float | None = None
 
 
 class GiveUp(Value):
@@ -271,6 +313,8 @@ Step = tuple[State, tuple[Action, ...]]
 
 def hear(state: State, word: Word, behind: tuple[Word, ...] = ()) -> Step:
     """The next state and what to do, for a word from the job; `behind` are those that came after it."""
+    if isinstance(state, Finished) and isinstance(word, CutOff):
+        return state, ()
     if isinstance(state, Waiting):
         return _offered(word, behind) if isinstance(word, Seated) else (_after(state, word), _for_who_waits(word))
     return _after(state, word), _for_who_runs(word)
@@ -307,8 +351,8 @@ def _for_who_waits(word: Word) -> tuple[Action, ...]:
     match word:
         case Ended() | Refused() | TimedOut() | Lost():
             return (GiveUp(word),)
-        case Progress(text):
-            return (Announce(text),)
+        case Progress(text, gives_up_at):
+            return (Announce(text, gives_up_at),)
     return ()
 
 
@@ -331,9 +375,31 @@ def how(closed: job.Closed) -> How:
     match closed.kind:
         case "finished":
             return "succeeded"
-        case "failed" | "host_left":
+        case "failed" | "host_left" | "preempted":
             return "failed"
     return "closed"
+
+
+class LastWord(Value):
+    """What a node that ends has to tell the world of its job: whether it is the one that tells, and whether others go on."""
+
+    tells: bool
+    goes_on: bool = False
+
+
+def last_word(state: State, me: Me, speaks_for_job: bool, group_rank: int | None) -> LastWord:
+    """Of a job that has ended one node tells: the one that ended it. A node that merely leaves tells if it is the first.
+
+    Where the store is gone with its host, nobody can agree on who tells. The first two do, one of which may have been the host.
+    """
+    match state:
+        case JobOver():
+            return LastWord(speaks_for_job)
+        case StoreLost():
+            return LastWord(group_rank in (0, 1))
+        case Apart() | Waiting():
+            return LastWord(speaks_for_job or me.is_host)
+    return LastWord(me.is_host or group_rank == 0, goes_on=not me.is_host)
 
 
 def has_to_regroup(words: tuple[Word, ...]) -> bool:
@@ -483,22 +549,28 @@ NO_LICENCE = 0.0
 
 
 class Patience(Value):
-    """How long a lease is, and how long a store may be silent, or refuse us, until we give up."""
+    """How long a lease is, and how long a store may be silent, or refuse us, until we give up. With `takes_another`, a store that
+    was started anew in the place of ours will do.
+    """
 
     lease_s: float
     store_timeout_s: float
     refusal_timeout_s: float
+    takes_another: bool = False
 
 
 class Ending(Value):
-    """What follows from the end of a session: what the next has to vouch for, and what becomes of the workers.
+    """What follows from the end of a session: what the next has to vouch for, or remember, and what becomes of the workers.
 
-    With `had_seat` they may not run any longer; with `was_stopping` our agent is busy with stopping them, or stuck in it.
+    With `had_seat` they may not run any longer; with `was_stopping` our agent is busy with stopping them, or stuck in it. With
+    `was_replaced` the others are known to go on without us.
     """
 
     former: Former | None
     had_seat: bool
     was_stopping: bool
+    was_replaced: bool = False
+    memory: job.Memory | None = None
 
 
 class Tenure:
@@ -530,6 +602,6 @@ class Tenure:
             self._returns_until = may_return_until
         return self._returns_until
 
-    def end(self) -> Ending:
-        participant = self.participant
-        return Ending(participant.former, participant.seat is not None, participant.is_stopping)
+    def end(self, now: float) -> Ending:
+        one = self.participant
+        return Ending(one.former, one.seat is not None, one.is_stopping, bool(one.why_fenced), one.memory(now))

@@ -25,8 +25,10 @@ from rallypoint.base.json_text import (
     COUNT_MAX,
     clip,
     count_fitting,
+    from_json,
     read_count,
     read_fields,
+    read_flag,
     read_integer,
     read_list,
     read_seconds,
@@ -35,11 +37,11 @@ from rallypoint.base.json_text import (
 )  # fmt: skip
 from rallypoint.base.records import Value
 from rallypoint.base.text import Run, count_of, failure_kind, joined, many, plural, ranges, runs, who_of
-from rallypoint.protocol.restarts import ended_text
+from rallypoint.protocol.restarts import WISHES, ended_text, looks_hopeless
 
 __all__ = [
     "ECHOES", "MAY_WAIT_ELSEWHERE", "NAMED_MAX", "NodeReport", "Verdict", "Victim", "WorkerFailure", "bounded", "cause_text",
-    "decode", "decode_report", "describe", "encode", "encode_report", "explain", "judge_failures",
+    "decode", "decode_report", "describe", "encode", "encode_report", "explain", "is_echo", "judge_failures",
 ]  # fmt: skip
 
 NAMED_MAX = 16
@@ -53,7 +55,10 @@ _VICTIM_BYTES_MAX = 100
 _PLACE_BYTES_MAX = 200
 _SAME_MAX = 8  # runs of ranks; those of a node are in one, mostly
 _SAME_BYTES_MAX = _SAME_MAX * 28
+_FRAMES_MAX = 6
+_ADVICE_BYTES_MAX = 400
 
+HUNG = "it hung: "
 MAY_WAIT_ELSEWHERE = "may wait for one of another node"
 # What a worker's last words contain, in lower case, when somebody that it talked to has gone away.
 ECHOES = (
@@ -94,6 +99,13 @@ class WorkerFailure(Value):
     stopped: bool = False  # it ended only after the launcher had told it to
     place: str = ""  # where it failed, as far as that tells failures apart
     same: tuple[Run, ...] = ()  # ranks that failed so too, and are not told of by themselves
+    hung: bool = False  # it was ended for that
+    wish: str = ""  # of `restarts.WISHES`, what it asked for when it failed
+    # Of the one that may be the cause of all, for the screens of other nodes: the last calls, each with its line of the program,
+    # what is known to help, and where the stacks of one that hung are.
+    frames: tuple[tuple[str, str], ...] = ()
+    advice: str = ""
+    stacks_file: str = ""
 
     @property
     def what(self) -> str:
@@ -106,14 +118,25 @@ class WorkerFailure(Value):
         return failure_kind(self.exitcode, self.what, self.place)
 
     @property
+    def looks_hopeless(self) -> bool:
+        return looks_hopeless(self.exitcode, self.message, self.place)
+
+    @property
     def ranks(self) -> list[Run]:
         """All that it tells of."""
         return joined([(self.rank, self.rank), *self.same])
 
     @property
     def is_echo(self) -> bool:
-        what = self.what.lower()
-        return any(echo in what for echo in ECHOES)
+        return is_echo(self.what)
+
+
+def is_echo(what: str) -> bool:
+    """Whether this reads as if somebody else had failed. A hang does not, whatever is told of heartbeats or frames there."""
+    lowered = what.lower()
+    if lowered.startswith(HUNG) and MAY_WAIT_ELSEWHERE not in lowered:
+        return False
+    return any(echo in lowered for echo in ECHOES)
 
 
 class NodeReport(Value):
@@ -124,12 +147,16 @@ class NodeReport(Value):
     failures: tuple[WorkerFailure, ...] = ()
     unnamed: int = 0  # further failures
     stopped: int = 0  # workers that the launcher stopped, beside any among the failures
+    step: int = -1  # the furthest that a worker of it has told of
 
 
 def bounded(report: NodeReport) -> NodeReport:
     """The same, small enough for the store, the oldest failure first; who is not named beside one of its kind is counted."""
     failures = [_bounded_failure(failure) for failure in report.failures]
     failures.sort(key=lambda failure: (failure.stopped, failure.is_echo, -failure.age_s, failure.rank))
+    failures[1:] = [
+        failure.replace(frames=(), advice="", stacks_file="") for failure in failures[1:]
+    ]  # none of these is the cause
     empty = report.replace(node=clip(report.node, _NODE_BYTES_MAX), failures=())
     room = _REPORT_BYTES_MAX - size(_record(empty)) - NAMED_MAX * _SAME_BYTES_MAX
     named = count_fitting((_encode_failure(one.replace(same=())) for one in failures[:NAMED_MAX]), room)
@@ -166,13 +193,12 @@ def _bounded_failure(failure: WorkerFailure) -> WorkerFailure:
         age_s=float(failure.age_s) if math.isfinite(failure.age_s) else 0.0,
         log_file=path if clip(path, _PATH_BYTES_MAX) == path else "",  # half a path is of no use
         place=clip(failure.place, _PLACE_BYTES_MAX),
+        frames=tuple(
+            (clip(at, _PLACE_BYTES_MAX), clip(source, _PLACE_BYTES_MAX)) for at, source in failure.frames[-_FRAMES_MAX:]
+        ),
+        advice=clip(failure.advice, _ADVICE_BYTES_MAX),
+        stacks_file=failure.stacks_file if clip(failure.stacks_file, _PATH_BYTES_MAX) == failure.stacks_file else "",
     )
-
-
-def _read_flag(value: object) -> bool:
-    if not isinstance(value, bool):
-        raise ValueError("must be true or false")
-    return value
 
 
 def _read_run(value: object) -> Run:
@@ -182,29 +208,57 @@ def _read_run(value: object) -> Run:
     return first, last
 
 
+def _read_frame(value: object) -> tuple[str, str]:
+    at, source = (
+        read_list(2, partial(read_text, _PLACE_BYTES_MAX), value) if isinstance(value, list) and len(value) == 2 else ("", "")
+    )
+    if not at:
+        raise ValueError("must be lists of a place and a line of the program")
+    return at, source
+
+
+_read_name = partial(read_text, _NAME_BYTES_MAX)
+
+
+def _read_wish(value: object) -> str:
+    if value not in ("", *WISHES):
+        raise ValueError(f"must be one of {', '.join(WISHES)}, or nothing")
+    return str(value)
+
+
 _FAILURE: Mapping[str, Callable[[object], object]] = {
     "rank": read_integer,
     "local_rank": read_integer,
-    "role": partial(read_text, _NAME_BYTES_MAX),
-    "host": partial(read_text, _NAME_BYTES_MAX),
+    "role": _read_name,
+    "host": _read_name,
     "pid": read_integer,
     "exitcode": read_integer,
     "message": partial(read_text, _MESSAGE_BYTES_MAX),
     "age_s": read_seconds,
     "log_file": partial(read_text, _PATH_BYTES_MAX),
-    "stopped": _read_flag,
+    "stopped": read_flag,
     "place": partial(read_text, _PLACE_BYTES_MAX),
+    "wish": _read_wish,
     "same": partial(read_list, _SAME_MAX, _read_run),
+    "hung": read_flag,
+    "frames": partial(read_list, _FRAMES_MAX, _read_frame),
+    "advice": partial(read_text, _ADVICE_BYTES_MAX),
+    "stacks_file": partial(read_text, _PATH_BYTES_MAX),
 }
 
 
 def _encode_failure(failure: WorkerFailure) -> dict[str, object]:
     """For JSON."""
-    return {**{name: getattr(failure, name) for name in _FAILURE}, "same": [list(run) for run in failure.same]}
+    lists = {"same": [list(run) for run in failure.same], "frames": [list(frame) for frame in failure.frames]}
+    return {**{name: getattr(failure, name) for name in _FAILURE}, **lists}
 
 
 def _decode_failure(data: object) -> WorkerFailure:
     return WorkerFailure(**read_fields(data, _FAILURE))
+
+
+def _read_step(value: object) -> int:
+    return -1 if value == -1 else read_count(value)
 
 
 _REPORT: Mapping[str, Callable[[object], object]] = {
@@ -212,6 +266,7 @@ _REPORT: Mapping[str, Callable[[object], object]] = {
     "failures": partial(read_list, NAMED_MAX, _decode_failure),
     "unnamed": read_count,
     "stopped": read_count,
+    "step": _read_step,
 }
 
 
@@ -226,7 +281,7 @@ def _record(report: NodeReport) -> dict[str, object]:
 
 def decode_report(data: bytes, revision: int) -> NodeReport:
     """What `encode_report` made; ValueError, with the name of the field, for anything else."""
-    return NodeReport(revision=revision, **read_fields(json.loads(data), _REPORT))
+    return NodeReport(revision=revision, **read_fields(from_json(data), _REPORT))
 
 
 # --- verdicts --------------------------------------------------------------------------------------------------------------
@@ -366,10 +421,17 @@ def _process(cause: WorkerFailure) -> str:
 def _details(verdict: Verdict) -> list[str]:
     if verdict.cause is None:
         return []
-    rank, local_rank, role, _, _, exitcode, *_ = verdict.cause
+    cause = verdict.cause
+    rank, local_rank, role, _, _, exitcode, *_ = cause
     first = [f"  first: rank {rank} ({_process(verdict.cause)})"] if verdict.alike_count > 1 else []
-    log = [f"  log: {verdict.cause.log_file}"] if verdict.cause.log_file else []
-    return [*first, f"  node: {verdict.cause_node}   local rank: {local_rank}   role: {role}   exit code: {exitcode}", *log]
+    frames = [line for at, source in cause.frames for line in (f"    {at}", *([f"      {source}"] if source else []))]
+    named = (("log", cause.log_file), ("stacks", cause.stacks_file), ("what to do", cause.advice))
+    return [
+        *first,
+        f"  node: {verdict.cause_node}   local rank: {local_rank}   role: {role}   exit code: {exitcode}",
+        *(["  at:", *frames] if frames else []),
+        *(f"  {title}: {text}" for title, text in named if text),
+    ]
 
 
 def _victim_lines(verdict: Verdict) -> list[str]:
@@ -403,10 +465,10 @@ def _read_cause(data: object) -> WorkerFailure | None:
 def _read_victim(data: object) -> Victim:
     if not isinstance(data, list) or len(data) != 3:
         raise ValueError("must be lists of a rank, a host and a line")
-    return Victim(read_integer(data[0]), read_text(_NAME_BYTES_MAX, data[1]), read_text(_VICTIM_BYTES_MAX, data[2]))
+    return Victim(read_integer(data[0]), _read_name(data[1]), read_text(_VICTIM_BYTES_MAX, data[2]))
 
 
-_read_names = partial(read_list, NAMED_MAX, partial(read_text, _NAME_BYTES_MAX))
+_read_names = partial(read_list, NAMED_MAX, _read_name)
 
 _VERDICT: Mapping[str, Callable[[object], object]] = {
     "cause": _read_cause,
