@@ -58,7 +58,7 @@ def refusal(config: dict[str, Any], environ: dict[str, str] | None = None) -> st
 def test_the_table_and_the_fields_are_one() -> None:
     names = [setting.field for setting in USED]
     assert sorted(names) == sorted(name for name in Settings._fields if name != "sources")
-    assert [setting.default_in(Settings) for setting in USED] == [getattr(Settings(), name) for name in names]
+    assert [setting.default for setting in USED] == [getattr(Settings(), name) for name in names]
     assert len(BY_KEY) == len(SETTINGS)
 
 
@@ -256,6 +256,12 @@ def test_a_mismatch_names_each_setting_with_both_values() -> None:
 def test_every_shared_setting_counts(changes: dict[str, Any], told: str) -> None:
     """P19"""
     assert told in str(mismatch(agreement(**changes), agreement()))
+
+
+def test_what_is_no_affair_of_the_rendezvous_can_be_shared_too() -> None:
+    ours, theirs = (agreed(Settings(), 1, 2, 3, "", "train.py", 3.0, alike=[("copies", count)]) for count in (0, 1))
+    assert mismatch(ours, ours) is None
+    assert str(mismatch(ours, theirs)).startswith("copies is 0 here and 1 for the job")
 
 
 def test_another_version_is_told() -> None:

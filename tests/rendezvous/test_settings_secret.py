@@ -133,4 +133,4 @@ def test_a_function_does_not_see_it(method: str, script: Any) -> None:
 
 
 def test_the_warden_knows_the_name_of_the_variable() -> None:
-    assert warden_start._SECRET == defaults.ENV_SECRET
+    assert warden_start._SECRETS == defaults.ENV_SECRETS

@@ -12,17 +12,18 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 
+from rallypoint.base.records import Value
 from rallypoint.coordination.fence import Connection
 from rallypoint.coordination.model import Event, Outcome, Put, Snapshot, Transaction
 from rallypoint.errors import RallypointError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from rallypoint.coordination.embedded.handshake import Testimony
+    from typing import Any
 
 __all__ = [
-    "CompactedError", "Coordination", "CoordinationError", "LeaseLostError", "RefusedError", "StoreGoneError", "UnreachableError",
-    "uses_foreign_lease",
+    "CompactedError", "Coordination", "CoordinationError", "LeaseLostError", "RefusedError", "StoreGoneError",
+    "StoreReplacedError", "Testimony", "UnreachableError", "uses_foreign_lease",
 ]  # fmt: skip
 
 
@@ -42,12 +43,28 @@ class StoreGoneError(CoordinationError):
     """The store that we knew has ended: another one answers at its address, or its host said that it ends."""
 
 
+class StoreReplacedError(StoreGoneError):
+    """The store that we knew has ended, and was started anew: another of the same job answers at its address."""
+
+
 class LeaseLostError(CoordinationError):
     """Our lease has ended, and with it all that was bound to it: the others take us for dead."""
 
 
 class CompactedError(CoordinationError):
     """Changes that were asked for are no longer remembered: read, and watch from there."""
+
+
+class Testimony(Value):
+    """What a warden needs to tell the store that nothing is left of its node; see `coordination.testimony`."""
+
+    kind: str
+    addresses: tuple[Any, ...]  # to be tried, one after the other
+    details: tuple[Any, ...]
+
+    def fields(self) -> tuple[Any, ...]:
+        """As they are written down for the warden."""
+        return self.kind, self.addresses, *self.details
 
 
 class Coordination(ABC):
@@ -122,10 +139,11 @@ class Coordination(ABC):
     def identity(self) -> str:
         """What distinguishes this store from any other that ever served this job: its incarnation or cluster id."""
 
-    def testimony(self) -> Testimony | None:
+    def testimony(self, will: Transaction | None = None) -> Testimony | None:
         """What the warden of this node needs to tell the store that all of its processes are gone, for the lease that it has now.
 
-        None where there is no lease, or where the store does not listen to wardens.
+        `will` is what is to be written then, in a store that cannot itself tell others why a lease has ended. None where there is
+        no lease, or where the store does not listen to wardens.
         """
         return None
 

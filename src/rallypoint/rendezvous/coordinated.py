@@ -18,19 +18,27 @@ from rallypoint.rendezvous.handler import RendezvousInfo, WakingHandler
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from rallypoint.protocol.verdict import NodeReport
+    from rallypoint.coordination.engine import Coordination
+    from rallypoint.protocol.inquiry import Statement
+    from rallypoint.protocol.job_records import NodeDrain
+    from rallypoint.protocol.session import AskedFor, LastWord, Noticed, Ruled
+    from rallypoint.protocol.verdict import NodeReport, Verdict
 
 __all__ = ["CoordinatedHandler", "Introduction"]
 
 
 class Introduction(Value):
-    """What the other nodes have to know about the workers of this one."""
+    """What the other nodes have to know about the workers of this one; `alike` is what else must be the same on all, `is_watched`
+    whether somebody here watches how things stand.
+    """
 
     role: str
     workers: int
     max_restarts: int
     entry_point: str
     shutdown_timeout_s: float
+    is_watched: bool = False
+    alike: tuple[tuple[str, str | int], ...] = ()
 
 
 class CoordinatedHandler(WakingHandler):
@@ -43,6 +51,14 @@ class CoordinatedHandler(WakingHandler):
     @abstractmethod
     def poll_rendezvous(self) -> RendezvousInfo | None:
         """Take part in the next generation; None while it is not formed yet. No worker may run here when this is called first."""
+
+    def standing(self) -> tuple[str, float | None]:
+        """How things stand while this node waits, in words, and when it gives up, if it will; from any thread."""
+        return "", None
+
+    def tell_fitness(self, unfit: str) -> None:
+        """Why this machine must not have a seat now; empty: it may. Without a word, it may."""
+        return
 
     @abstractmethod
     def worker_ranks(self) -> tuple[WorkerRanks, ...]:
@@ -59,6 +75,18 @@ class CoordinatedHandler(WakingHandler):
     def generation(self) -> int:
         """The number of the generation that was last formed with us; 0 where generations have none."""
         return 0
+
+    def formed_after(self) -> tuple[str, str] | None:
+        """What ended the generation before that one, as a kind and in words; None where that is not known."""
+        return None
+
+    def last_word(self, group_rank: int | None) -> LastWord | None:
+        """Whether we are the node that tells the world of the job's end; None where that is not known."""
+        return None
+
+    def verdict(self) -> Verdict | None:
+        """On the failures that ended the job, once it has ended by them."""
+        return None
 
     @abstractmethod
     def restart_count(self) -> int:
@@ -79,6 +107,44 @@ class CoordinatedHandler(WakingHandler):
     def on_fence(self, kill: Callable[[], None]) -> None:
         """What is to be called, from any thread, once our workers must not run any longer; it replaces the one before."""
         return
+
+    def on_asked(self, answer: Callable[[AskedFor], None]) -> None:
+        """What is to be called, from any thread, when somebody asks this node for something; it returns at once."""
+        return
+
+    def on_drain(self, hear: Callable[[Noticed | Ruled], None]) -> None:
+        """What is to be called, from any thread, when a node has to leave, and when it is known at which step all save for it; it
+        returns at once, and `wakeup_fd` is readable after it.
+        """
+        return
+
+    def give_notice(self, generation: int, why: str, left_s: float) -> None:
+        """We have to leave that generation within so many seconds; from any thread."""
+        return
+
+    def report_drain(self, generation: int, told: NodeDrain) -> None:
+        """What our workers have told since a node has to leave; from any thread."""
+        return
+
+    def on_inquiry(self, hear: Callable[[int, bytes], None]) -> None:
+        """What is to be called, from any thread, when it is asked or said who hangs; it returns at once, and the agent wakes."""
+        return
+
+    def declare(self, generation: int, statement: Statement) -> bool:
+        """Let all nodes find out together who hangs; False where they cannot."""
+        return False
+
+    def new_connection(self) -> Coordination | None:
+        """Another connection to the job's store, which the caller closes; None where nobody outside can ask the job."""
+        return None
+
+    def hosts_store(self) -> bool:
+        """Whether the job's store, and so the job, ends with this node."""
+        return False
+
+    def store(self) -> str:
+        """What tells the job's store from all others; empty before it was reached."""
+        return ""
 
     def was_fenced(self, why: str) -> None:
         """Our workers were killed by their warden: the licence was over. What we were part of goes on without us, or ends."""

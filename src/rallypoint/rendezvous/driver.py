@@ -26,6 +26,7 @@ from rallypoint.coordination.engine import (
     LeaseLostError,
     RefusedError,
     StoreGoneError,
+    StoreReplacedError,
     UnreachableError,
 )
 from rallypoint.coordination.model import Outcome, Read, Request, Snapshot, Transaction
@@ -33,6 +34,7 @@ from rallypoint.errors import RendezvousError
 from rallypoint.net.wake_fd import WakeFd
 from rallypoint.processes.context import wait_readable
 from rallypoint.processes.licence import Licence
+from rallypoint.protocol import job_records as job
 from rallypoint.protocol import session
 from rallypoint.protocol.participant import Former, Participant
 from rallypoint.protocol.session import NO_LICENCE, Patience, Tenure
@@ -68,7 +70,13 @@ class Driver:
         self._wait_readable = wait
         self._licence.extend(NO_LICENCE)
         self.kill_workers: Callable[[], None] = lambda: None  # at once, from whatever thread
-        self.former: Former | None = None  # what the next session is to vouch for
+        self.on_asked: Callable[[session.AskedFor], None] = lambda _: None  # in this thread; it must return at once
+        self.on_drain: Callable[[session.Noticed | session.Ruled], None] = lambda _: None  # as that; it is the agent who acts
+        self.on_inquiry: Callable[[int, bytes], None] = lambda *_: None  # the same; the agent is woken after it
+        self.speaks_for_job = False  # as of the last word that was passed on
+        self._former: tuple[str, Former | None] = "", None  # what the next session is to vouch for, in which store
+        self._memory: tuple[str, job.Memory | None] = "", None  # and what to remember, in any other
+        self._store = ""  # of the latest session
         self._lock = threading.Lock()
         self._sayings: deque[Saying] = deque()
         self._heard: deque[session.Word] = deque()
@@ -77,6 +85,7 @@ class Driver:
         self._fenced = WakeFd()  # says that workers must not run
         self._is_stopped = False
         self._ready_port: int | None = None
+        self._entrusted: tuple[int, job.Seat | None] = 0, None  # for which lease and seat the warden knows what to say
         self._thread = threading.Thread(target=self._run, name="rallypoint-rendezvous", daemon=True)
 
     # For the agent's thread.
@@ -127,6 +136,11 @@ class Driver:
             self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
+    def background(self, store: str) -> tuple[Former | None, job.Memory | None]:
+        """What a session in this store has to vouch for, and what to remember."""
+        (former_in, former), (learned_in, memory) = self._former, self._memory
+        return former if store == former_in else None, memory if store != learned_in else None
+
     def close(self) -> None:
         """Let go of everything, unless the thread is stuck: then the process's end does it."""
         if self._thread.is_alive():
@@ -166,7 +180,8 @@ class Driver:
         if connected is None:
             return False
         engine, participant = connected
-        self._licence.entrust(engine.testimony())
+        self._store = engine.identity()
+        self._entrust(engine, participant)
         try:
             if self._ready_port is not None:
                 participant.ready(self._clock(), self._ready_port)
@@ -196,9 +211,13 @@ class Driver:
                 participant.look_again()
                 is_busy = True
             except (StoreGoneError, RefusedError) as error:
-                self._end_session(tenure, str(error))
+                is_wanted = self._end_session(tenure, str(error))
+                if isinstance(error, StoreReplacedError) and self._patience.takes_another:
+                    return is_wanted
                 raise
             self._renew_licence(engine, tenure)
+            if (participant.lease, participant.seat) != self._entrusted:
+                self._entrust(engine, participant)
             self._pass_on(participant)
             if self._is_stopped and not self._sayings and not self._has_to_say(participant):
                 return False
@@ -225,6 +244,11 @@ class Driver:
                 tenure.participant.come_back(lease)
                 return True
         return False
+
+    def _entrust(self, engine: Coordination, participant: Participant) -> None:
+        """Let the warden know what to tell the store, should this process die."""
+        self._licence.entrust(engine.testimony(participant.last_will()))
+        self._entrusted = participant.lease, participant.seat
 
     def _renew_licence(self, engine: Coordination, tenure: Tenure) -> None:
         until = tenure.licence_until(engine.valid_until())
@@ -271,8 +295,8 @@ class Driver:
 
     def _end_session(self, tenure: Tenure, why: str) -> bool:
         """We are not part of the job any more; if workers may run, that ends them."""
-        ending = tenure.end()
-        self.former = ending.former
+        ending = tenure.end(self._clock())
+        self._note_background(ending)
         if ending.had_seat:
             self._end_licence()
         self._pass_on(tenure.participant)
@@ -280,13 +304,33 @@ class Driver:
             report.warn(f"this node's workers are killed: {why}")
         if ending.had_seat:
             self._fenced.set()
-            self._hear(session.Fenced(why))
+            is_waited_for = self._patience.takes_another and not ending.was_replaced
+            self._hear(session.CutOff(why) if is_waited_for else session.Fenced(why))
         else:
             report.info(f"joining anew: {why}")
         return not self._is_stopped
 
+    def _note_background(self, ending: session.Ending) -> None:
+        """A store that was started anew may know less of the job than we do: what is newer is kept."""
+        known, memory = self._memory[1], ending.memory
+        self._former = self._store, ending.former
+        if memory is not None and (known is None or memory.number >= known.number):
+            self._memory = self._store, memory
+
     def _pass_on(self, participant: Participant) -> None:
+        self.speaks_for_job = participant.speaks_for_job
         for one in participant.take_news():
+            if isinstance(one, session.AskedFor):
+                self.on_asked(one)
+                continue
+            if isinstance(one, session.Noticed | session.Ruled):
+                self.on_drain(one)
+                self._out.set()
+                continue
+            if isinstance(one, session.Inquired):
+                self.on_inquiry(one.generation, one.inquiry)
+                self._out.set()
+                continue
             if isinstance(one, session.Seated):
                 self._ready_port = None
                 self._fenced.clear()

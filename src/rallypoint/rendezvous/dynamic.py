@@ -7,6 +7,7 @@ gets an answer at once, and waits on `wakeup_fd` when there is none. `protocol.s
 from __future__ import annotations
 
 import os
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable
@@ -18,10 +19,11 @@ from rallypoint.coordination.engine import Coordination
 from rallypoint.processes.context import wait_readable
 from rallypoint.processes.licence import Licence
 from rallypoint.protocol import agent_machine, session
-from rallypoint.protocol.job_records import Closed
+from rallypoint.protocol.inquiry import Statement
+from rallypoint.protocol.job_records import MAX_WHY, Closed, NodeDrain, Notice
 from rallypoint.protocol.participant import Participant
 from rallypoint.protocol.session import Patience
-from rallypoint.protocol.verdict import NodeReport, cause_text, explain
+from rallypoint.protocol.verdict import NodeReport, Verdict, cause_text, explain
 from rallypoint.protocol.worker_plan import WorkerRanks
 from rallypoint.rendezvous.coordinated import CoordinatedHandler, Introduction
 from rallypoint.rendezvous.driver import Driver
@@ -30,6 +32,10 @@ from rallypoint.rendezvous.joining import Identity, Terms, find_rank_hint, make_
 from rallypoint.rendezvous.place import Place
 from rallypoint.rendezvous.settings import Settings, describe
 from rallypoint.rendezvous.worker_store import WorkerStore
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from rallypoint.output.waits import Wait
 
 __all__ = ["DynamicRendezvous"]
 
@@ -58,8 +64,13 @@ class DynamicRendezvous(CoordinatedHandler):
         self._if_dropped: weakref.finalize[..., DynamicRendezvous] | None = None
         self._licence: Licence | None = None
         self._kill_workers: Callable[[], None] = lambda: None
+        self._answer: Callable[[session.AskedFor], None] = lambda _: None
+        self._hear_of_drain: Callable[[session.Noticed | session.Ruled], None] = lambda _: None
+        self._hear_of_hangs: Callable[[int, bytes], None] = lambda *_: None
         self._state: session.State = session.Apart()
         self._untold: deque[agent_machine.Regroup | agent_machine.Fenced | agent_machine.JobEnded] = deque()
+        self._standing: tuple[str, float | None] = "", None
+        self._unfit = ""  # why this machine must not have a seat now
         self._sessions = 0  # that were opened, by the driver's thread
 
     # As torch's handlers.
@@ -103,6 +114,10 @@ class DynamicRendezvous(CoordinatedHandler):
     def introduce(self, introduction: Introduction) -> None:
         self._introduction = introduction
 
+    def tell_fitness(self, unfit: str) -> None:
+        self._unfit = unfit
+        self._start().tell(lambda participant: participant.judged(unfit))
+
     def poll_rendezvous(self) -> RendezvousInfo | None:
         self._step(session.Ask())
         driver = self._start()
@@ -111,6 +126,9 @@ class DynamicRendezvous(CoordinatedHandler):
                 if isinstance(action, session.TakeSeat):
                     return self._take_seat(action.seated)
         return None
+
+    def standing(self) -> tuple[str, float | None]:
+        return self._standing
 
     def worker_ranks(self) -> tuple[WorkerRanks, ...]:
         seated = session.seat_of(self._state)
@@ -126,6 +144,17 @@ class DynamicRendezvous(CoordinatedHandler):
     def generation(self) -> int:
         seated = session.seat_of(self._state)
         return seated.generation.number if seated else 0
+
+    def formed_after(self) -> tuple[str, str] | None:
+        seated = session.seat_of(self._state)
+        return (seated.generation.after, seated.generation.why) if seated else None
+
+    def last_word(self, group_rank: int | None) -> session.LastWord:
+        speaks = self._driver is not None and self._driver.speaks_for_job
+        return session.last_word(self._state, self._me(), speaks, group_rank)
+
+    def verdict(self) -> Verdict | None:
+        return self._state.closed.verdict if isinstance(self._state, session.JobOver) else None
 
     def restart_count(self) -> int:
         seated = session.seat_of(self._state)
@@ -147,6 +176,45 @@ class DynamicRendezvous(CoordinatedHandler):
         self._kill_workers = kill
         if self._driver is not None:
             self._driver.kill_workers = kill
+
+    def on_asked(self, answer: Callable[[session.AskedFor], None]) -> None:
+        self._answer = answer
+        if self._driver is not None:
+            self._driver.on_asked = answer
+
+    def on_drain(self, hear: Callable[[session.Noticed | session.Ruled], None]) -> None:
+        self._hear_of_drain = hear
+        if self._driver is not None:
+            self._driver.on_drain = hear
+
+    def give_notice(self, generation: int, why: str, left_s: float) -> None:
+        if (driver := self._driver) is not None:
+            driver.tell(lambda participant: participant.noticed(generation, Notice(why[:MAX_WHY], self.name, left_s)))
+
+    def report_drain(self, generation: int, told: NodeDrain) -> None:
+        if (driver := self._driver) is not None:
+            driver.tell(lambda participant: participant.drains(generation, told))
+
+    def on_inquiry(self, hear: Callable[[int, bytes], None]) -> None:
+        self._hear_of_hangs = hear
+        if self._driver is not None:
+            self._driver.on_inquiry = hear
+
+    def declare(self, generation: int, statement: Statement) -> bool:
+        if self._driver is None:
+            return False
+        told = statement.replace(node=self.name)
+        self._driver.tell(lambda participant: participant.declare(generation, told))
+        return True
+
+    def new_connection(self) -> Coordination:
+        return self._place.new_connection()
+
+    def hosts_store(self) -> bool:
+        return self._place.is_host
+
+    def store(self) -> str:
+        return self._place.identity
 
     def was_fenced(self, why: str) -> None:
         self._step(session.Expired())
@@ -190,14 +258,17 @@ class DynamicRendezvous(CoordinatedHandler):
     def _perform(self, action: session.Action) -> None:
         match action:
             case session.SayReady():
+                self._standing = "", None
                 self._worker_store.end_generation()
                 self._start().ready(self._hold_port)
             case session.SayFailed() | session.SayDone() | session.SayDeparting() | session.SayClosed():
                 self._say(action)
             case session.Tell(what):
                 self._untold.append(what)
-            case session.Announce(text):
-                report.info(f"waiting: {text}")
+            case session.Announce(text, gives_up_at):
+                self._standing = text, gives_up_at
+                if not report.is_live():
+                    report.info(f"waiting: {text}")
             case session.GiveUp(why):
                 raise self._error(why)
             case session.Stay():
@@ -224,12 +295,14 @@ class DynamicRendezvous(CoordinatedHandler):
         driver = self._driver
         assert driver is not None
         report.info("staying for the workers of other nodes, whose store is here")
-        while isinstance(self._state, session.Staying):
-            word = driver.take()
-            if word is None:
-                wait_readable([driver.fileno()], None)
-            else:
-                self._hear(word)
+        began = time.monotonic()
+        with report.meanwhile(lambda: _staying(began)):
+            while isinstance(self._state, session.Staying):
+                word = driver.take()
+                if word is None:
+                    wait_readable([driver.fileno()], None)
+                else:
+                    self._hear(word)
         self.leave()
 
     def _go(self, stays_for_others: bool) -> None:
@@ -274,16 +347,24 @@ class DynamicRendezvous(CoordinatedHandler):
 
     def _start(self) -> Driver:
         if self._driver is None:
-            store_timeout_s = self._terms.patience_s(self._settings.store_timeout_s)
             self._licence = Licence()
             open_session = weakref.WeakMethod(self._open_session)  # its thread does not keep a handler that nobody else has
-            patience = Patience(self._terms.lease_s, store_timeout_s, REFUSAL_TIMEOUT_S)
+            patience = self._patience()
             self._driver = Driver(lambda: opening() if (opening := open_session()) is not None else None, patience, self._licence)
             self._if_dropped = weakref.finalize(self, _abandon, self._driver, self._place, self._worker_store)
             self._if_dropped.atexit = False  # threads end with the process
             self._driver.kill_workers = self._kill_workers
+            self._driver.on_asked = self._answer
+            self._driver.on_drain = self._hear_of_drain
+            self._driver.on_inquiry = self._hear_of_hangs
             self._driver.start()
         return self._driver
+
+    def _patience(self) -> Patience:
+        """Who waits for a host that has ended does so whether the endpoint refuses it or is silent, like a machine that boots."""
+        host_timeout_s = self._place.host_timeout_s
+        store_timeout_s = max(self._terms.patience_s(self._settings.store_timeout_s), host_timeout_s)
+        return Patience(self._terms.lease_s, store_timeout_s, max(REFUSAL_TIMEOUT_S, host_timeout_s), host_timeout_s > 0)
 
     def _open_session(self) -> tuple[Coordination, Participant] | None:
         """A connection, a lease, and the participant that lives on them; in the driver's thread."""
@@ -294,9 +375,9 @@ class DynamicRendezvous(CoordinatedHandler):
             driver.wait(seconds)
             return not driver.is_stopped
 
-        is_first = self._sessions == 0
-        timeout_s = settings.join_timeout_s if is_first else settings.store_timeout_s
-        connected = self._place.connect(self._terms.lease_s, timeout_s, REFUSAL_TIMEOUT_S, pause)
+        host_timeout_s = self._place.host_timeout_s
+        timeout_s = max(settings.store_timeout_s, host_timeout_s) if self._sessions else settings.join_timeout_s
+        connected = self._place.connect(self._terms.lease_s, timeout_s, max(REFUSAL_TIMEOUT_S, host_timeout_s), pause)
         if connected is None:
             return None
         engine, lease = connected
@@ -305,7 +386,15 @@ class DynamicRendezvous(CoordinatedHandler):
         self._address = self._worker_store.address_for(self._own_address)
         me = Identity(self.name, self._hint, self._address, lease)
         joining = make_joining(self._params, settings, self._introduction, me, self._terms)
-        return engine, Participant(joining.replace(former=driver.former))
+        record = joining.record.replace(unfit=self._unfit)
+        former, memory = driver.background(engine.identity())
+        return engine, Participant(joining.replace(record=record, former=former, memory=memory))
+
+
+def _staying(since: float) -> Wait:
+    from rallypoint.output.waits import ForOthers
+
+    return ForOthers("staying for the workers of other nodes", since)
 
 
 def _abandon(driver: Driver, place: Place, worker_store: WorkerStore) -> None:
@@ -323,11 +412,14 @@ def _end_error(closed: Closed) -> Exception | None:
         return None
     if closed.signal:
         return errors.JobStoppedError(f"the job was stopped on purpose: {closed.why}", closed.signal)
+    if closed.kind == "preempted":
+        return errors.JobPreemptedError(f"the job was preempted: {closed.why}")
     if closed.kind != "failed":
         return errors.RendezvousClosedError(f"the job has ended: {closed.why}")
     verdict = closed.verdict
     cause = verdict.cause if verdict else None
     lines = explain(verdict) if verdict else []
     if verdict is None or cause is None:
-        return errors.JobFailedError(closed.why, lines, None)
-    return errors.JobFailedError(closed.why, lines, cause.exitcode, cause.rank, cause_text(verdict), verdict.alike)
+        return errors.JobFailedError(closed.why, lines, None, is_hopeless=closed.is_hopeless)
+    alike, is_hopeless = verdict.alike, closed.is_hopeless
+    return errors.JobFailedError(closed.why, lines, cause.exitcode, cause.rank, cause_text(verdict), alike, is_hopeless)

@@ -165,7 +165,7 @@ class CellPlace(Place):
         self, lease_s: float, timeout_s: float, refusal_timeout_s: float, pause: Callable[[float], bool]
     ) -> tuple[Coordination, int] | None:
         """A back end that cannot be reached at first is not waited for: whoever made it has waited."""
-        if self._identity:
+        if self.identity:
             return super().connect(lease_s, timeout_s, refusal_timeout_s, pause)
         return self._try_once(lease_s, time.monotonic())
 
@@ -178,7 +178,7 @@ class CellPlace(Place):
     def _open(self, engine: Coordination, deadline: float) -> None:
         assert isinstance(engine, CellCoordination)
         engine.connect(max(deadline, time.monotonic() + CONNECT_S))
-        if not self._identity:
+        if not self.identity:
             _clear_if_over(engine)
 
     def advertised_address(self, engine: Coordination) -> str:
@@ -186,7 +186,7 @@ class CellPlace(Place):
 
     def close(self, close_timeout_s: float) -> None:
         """The last one to leave takes the job's keys along, unless it was closed for good."""
-        if self._identity and self._engine is not None and self._engine.connection().unreachable_since is None:
+        if self.identity and self._engine is not None and self._engine.connection().unreachable_since is None:
             engine = self._new_engine()
             with suppress(CoordinationError):  # what is left is cleared when the job begins anew
                 _clear_if_over(engine)

@@ -78,7 +78,7 @@ class MeetingPlace(Place):
         take_in_worker: Callable[[socket.socket, str], None] | None = None,
     ) -> None:
         """With `take_in_worker`, workers may come to the same address; it gets their connections."""
-        super().__init__(str(endpoint), settings.store_timeout_s)
+        super().__init__(str(endpoint), settings.store_timeout_s, host_timeout_s=settings.host_timeout_s)
         self.endpoint = endpoint
         self._take_in_worker = take_in_worker
         self.server: CoordinationServer | None = None
@@ -90,7 +90,7 @@ class MeetingPlace(Place):
         self._is_name_of_loopback = False  # on this machine alone
 
     def _try_once(self, lease_s: float, slice_ends: float) -> tuple[Coordination, int]:
-        if self.server is None and not self._identity and self._settings.is_host is not False:
+        if self.server is None and not self.identity and self._settings.is_host is not False:
             self._try_to_host(slice_ends)
         return super()._try_once(lease_s, slice_ends)
 

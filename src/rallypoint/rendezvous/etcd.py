@@ -33,6 +33,8 @@ from rallypoint.rendezvous.settings import (
     load_secret,
     node_count,
     read_settings,
+    setting,
+    settings_of,
     shown,
 )
 from rallypoint.rendezvous.worker_store import WorkerStore, settings_for_worker_store
@@ -54,38 +56,29 @@ __all__ = [
 
 _PASSWORD_BYTES = 4096
 
-# A table is read by its rows.
-# fmt: off
-ETCD_SETTINGS: tuple[Setting, ...] = (
-    Setting("protocol", "protocol", "http or https."),
-    Setting("cacert", "path", "CA file that the members' certificates must be signed by.", other_name="ca_cert"),
-    Setting("cert", "path", "This node's certificate file, if the cluster requires one.", other_name="ssl_cert"),
-    Setting("key", "path", "Key file for that certificate.", other_name="ssl_cert_key"),
-    Setting("user", "text", "User name, if the cluster requires one."),
-    Setting("password_file", "path", "File with that user's password."),
-    Setting("prefix", "text", "Key prefix for all jobs; each job is under its ID.", other_name="etcd_prefix"),
-    Setting("read_timeout", "seconds", "Time limit for one answer."),
-    Setting("fence", "seconds",
-            "How long the workers of a node that has lost the cluster keep running before they are killed, and how long the"
-            " other nodes wait before they replace it."),
-    Setting("bootstrap", "truth", "Start a cluster member on each host in the endpoint."),
-)
-# fmt: on
-
 
 class EtcdSettings(Value):
     """What the back end was told. `others` is left for the settings that all elastic back ends have."""
 
-    protocol: Literal["http", "https"] = "http"
-    cacert: str | None = None
-    cert: str | None = None
-    key: str | None = None
-    user: str | None = None
-    password_file: str | None = None
-    prefix: str = defaults.ETCD_PREFIX
-    read_timeout_s: float = 60.0
-    fence_s: float = defaults.ETCD_FENCE_S
-    bootstrap: bool = False
+    # A table is read by its rows.
+    # fmt: off
+    protocol: Literal["http", "https"] = setting("protocol", "http", "http or https.")
+    cacert: str | None = setting(
+        "path", None, "CA file that the members' certificates must be signed by.", other_name="ca_cert")
+    cert: str | None = setting(
+        "path", None, "This node's certificate file, if the cluster requires one.", other_name="ssl_cert")
+    key: str | None = setting("path", None, "Key file for that certificate.", other_name="ssl_cert_key")
+    user: str | None = setting("text", None, "User name, if the cluster requires one.")
+    password_file: str | None = setting("path", None, "File with that user's password.")
+    prefix: str = setting(
+        "text", defaults.ETCD_PREFIX, "Key prefix for all jobs; each job is under its ID.", other_name="etcd_prefix")
+    read_timeout_s: float = setting("seconds", 60.0, "Time limit for one answer.")
+    fence_s: float = setting(
+        "seconds", defaults.ETCD_FENCE_S,
+        "How long the workers of a node that has lost the cluster keep running before they are killed, and how long the"
+        " other nodes wait before they replace it.")
+    bootstrap: bool = setting("truth", False, "Start a cluster member on each host in the endpoint.")
+    # fmt: on
     others: dict[str, Any] = field(factory=dict)
 
     def access(self, endpoint: str) -> EtcdAccess:
@@ -94,6 +87,9 @@ class EtcdSettings(Value):
         tls = self.cacert, self.cert, self.key
         _check_tls(self.protocol, *tls)
         return EtcdAccess(parse_endpoints(endpoint), self.protocol, *tls, self.user, password, self.read_timeout_s)
+
+
+ETCD_SETTINGS = settings_of(EtcdSettings)
 
 
 def read_etcd_settings(config: Mapping[str, Any], environ: Mapping[str, str]) -> EtcdSettings:
@@ -116,7 +112,7 @@ def markdown() -> str:
     rows = []
     for one in ETCD_SETTINGS:
         names = ", ".join(f"`{name}`" for name in (one.key, one.other_name) if name)
-        rows.append(f"| {names} | {shown(one.kind, one.default_in(EtcdSettings)) or '-'} | {one.help} |")
+        rows.append(f"| {names} | {shown(one.kind, one.default) or '-'} | {one.help} |")
     return "\n".join(["| setting | default | meaning |", "|---|---|---|", *rows])
 
 
@@ -211,8 +207,8 @@ class EtcdPlace(Place):
     def close(self, close_timeout_s: float) -> None:
         """The last one to leave takes the job's keys along, or the cluster, if that is the job's own."""
         if self._bootstrap is not None:
-            self._bootstrap.leave(self._prefix, close_timeout_s if self._identity else 0.0)
-        elif self._identity and not self._is_away():
+            self._bootstrap.leave(self._prefix, close_timeout_s if self.identity else 0.0)
+        elif self.identity and not self._is_away():
             self._clear()
 
     def _clear(self) -> None:

@@ -13,6 +13,7 @@ from rallypoint.base import defaults
 from rallypoint.base.records import Value
 from rallypoint.protocol import job_records as job
 from rallypoint.protocol.generation import READY_MARGIN_S, Policy
+from rallypoint.protocol.leader import STATUS_INTERVAL_S
 from rallypoint.protocol.participant import Joining
 from rallypoint.protocol.restarts import RestartPolicy
 from rallypoint.rendezvous.coordinated import Introduction
@@ -77,6 +78,7 @@ def _number(text: str) -> int | None:
 # --- joining ---------------------------------------------------------------------------------------------------------------
 
 
+WATCHED_STATUS_INTERVAL_S = 1.0
 NODES_PER_KEEPALIVE_SECOND = 1000  # of the embedded store
 
 
@@ -122,6 +124,7 @@ def make_joining(
         introduction.entry_point,
         terms.fence_s,
         me.name,
+        introduction.alike,
     )
     record = job.NodeRecord(
         name=me.name,
@@ -151,5 +154,11 @@ def make_joining(
         max_backoff_s=settings.restart_backoff_max_s,
         window_s=settings.restart_window_s,
         max_membership_changes=settings.max_membership_changes,
+        max_hangs=settings.max_hangs,
+        healthy_after_s=settings.healthy_after_s,
+        max_no_progress=settings.max_no_progress,
+        max_same_failures=settings.max_same_failures,
+        retry_hopeless=settings.retry_hopeless,
     )
-    return Joining(os.urandom(8).hex(), me.lease, record, shared, mismatch, policy, restarts)
+    interval_s = WATCHED_STATUS_INTERVAL_S if introduction.is_watched else STATUS_INTERVAL_S
+    return Joining(os.urandom(8).hex(), me.lease, record, shared, mismatch, policy, restarts, status_interval_s=interval_s)

@@ -1,5 +1,8 @@
 """Where the nodes of a job meet, whichever engine is there: finding it, and trying again until it is there.
 
+A store may end with its host, and be started anew. Where that is waited for, whoever was part of the job takes the new one, and
+nobody who means the old one gets there.
+
 An attempt may last as long as the network needs. It is made in slices, so that between them it is seen whether this node is still
 wanted, and whether it can be the host by now.
 """
@@ -10,10 +13,11 @@ import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from functools import partial
 
 from rallypoint.base import report
 from rallypoint.coordination import fence
-from rallypoint.coordination.engine import Coordination, StoreGoneError, UnreachableError
+from rallypoint.coordination.engine import Coordination, StoreGoneError, StoreReplacedError, UnreachableError
 from rallypoint.coordination.model import Transaction
 from rallypoint.coordination.shared_store import SharedStore
 from rallypoint.protocol import job_records as job
@@ -37,11 +41,15 @@ class Place(ABC):
 
     _goes_on = False  # whether an engine that was not welcomed in one slice may be in the next
 
-    def __init__(self, name: str, connect_timeout_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, name: str, connect_timeout_s: float, clock: Callable[[], float] = time.monotonic, host_timeout_s: float = 0.0
+    ) -> None:
+        """With `host_timeout_s`, a store that has ended is waited for so long, and may be another one then."""
         self._name = name
+        self.host_timeout_s = host_timeout_s
         self._clock = clock
         self._connect_timeout_s = connect_timeout_s  # for the store that members share
-        self._identity = ""
+        self.identity = ""  # of the store, once it was reached
         self._engine: Coordination | None = None  # the latest, which knows how the last session ended
         self._unfinished: Coordination | None = None  # the same, while it is not connected yet
         self._store: SharedStore | None = None
@@ -53,7 +61,7 @@ class Place(ABC):
 
         As long as there is time any break is only a reason to try again: there is nothing yet that could be lost by it.
         """
-        began = self._clock()
+        began, is_told = self._clock(), False
         hint_at, tell_at = began + HINT_S, began + PROGRESS_INTERVAL_S
         refused_since = self._engine.connection().refused_since if self._engine else None
         try:
@@ -66,11 +74,15 @@ class Place(ABC):
                 is_refused = self._engine is not None and self._engine.connection().refused_since is not None
                 refused_since = (refused_since or now) if is_refused else None
                 tried = fence.Connection(math.inf, began, refused_since, trouble)
-                match fence.judge_joining(self._name, tried, bool(self._identity), timeout_s, refusal_timeout_s, now):
+                match fence.judge_joining(self._name, tried, bool(self.identity), timeout_s, refusal_timeout_s, now):
                     case fence.NotReached(why):
                         raise UnreachableError(why)
                     case fence.GiveUp(why):
                         raise StoreGoneError(why)
+                if self.identity and self.host_timeout_s and not is_told:
+                    is_told = True
+                    waits_s = min(timeout_s, refusal_timeout_s) if is_refused else timeout_s
+                    report.warn(f"{trouble}; its host has ended or is out of reach; waiting up to {waits_s:g} s for it")
                 if now >= hint_at:
                     hint_at = math.inf
                     self._hint(trouble, timeout_s)
@@ -85,7 +97,7 @@ class Place(ABC):
     def _hint(self, trouble: str, timeout_s: float) -> None:
         """It takes longer than it does where all is well: say so, if something can be advised."""
         advice = self._advice()
-        if advice and not self._identity:
+        if advice and not self.identity:
             report.info(f"{trouble}; trying for up to {timeout_s:g} s. {advice[0].upper()}{advice[1:]}")
 
     def _advice(self) -> str:
@@ -98,7 +110,7 @@ class Place(ABC):
         self._unfinished = None
         try:
             self._open(engine, slice_ends)
-            self._check_identity(engine)
+            self._recognise(engine)
             return engine, engine.grant(lease_s, self._clock() + GRANT_S)
         except UnreachableError:
             self._unfinished = engine
@@ -114,20 +126,30 @@ class Place(ABC):
         if engine is not None:
             engine.close()
 
-    def _check_identity(self, engine: Coordination) -> None:
-        """A store that was started anew knows nothing of the job that we are part of."""
-        if self._identity and engine.identity() != self._identity:
-            raise StoreGoneError(
-                f"the coordination store at {self._name} was started anew, without the state of this job; the job ends here"
-            )
-        self._identity = engine.identity()
+    def _recognise(self, engine: Coordination) -> None:
+        """A store that was started anew knows nothing of the job that we are part of, but what its nodes tell it."""
+        if self.identity not in ("", engine.identity()):
+            if not self.host_timeout_s:
+                raise self._replaced("the job ends here")
+            report.info(f"the coordination store at {self._name} was started anew; this node tells it what it knows of the job")
+        self.identity = engine.identity()
+
+    def _replaced(self, what_follows: str) -> StoreReplacedError:
+        return StoreReplacedError(
+            f"the coordination store at {self._name} was started anew, without the state of this job; {what_follows}"
+        )
 
     def new_connection(self) -> Coordination:
-        """Another connection to the same store, without a lease, for the store that members share."""
+        """Another connection to the same store, without a lease."""
+        return self._connection_to(self.identity)
+
+    def _connection_to(self, identity: str) -> Coordination:
+        """To that store, and to none that came after it."""
         engine = self._new_engine()
         try:
             self._open(engine, self._clock() + self._connect_timeout_s)
-            self._check_identity(engine)
+            if identity not in ("", engine.identity()):
+                raise self._replaced("what was shared in the old one is gone")
         except BaseException:  # whatever it was, the socket must not stay; it is raised again
             engine.close()
             raise
@@ -136,7 +158,8 @@ class Place(ABC):
     def open_store(self, generation: job.Generation) -> Any:
         """The store that the members of a generation share; it has a connection only if somebody uses it."""
         self.close_store()
-        self._store = SharedStore(self.new_connection, f"{job.DATA}{generation.number}.{generation.attempt}/")
+        connect = partial(self._connection_to, self.identity)
+        self._store = SharedStore(connect, f"{job.DATA}{generation.number}.{generation.attempt}/")
         return self._store
 
     def close_store(self) -> None:

@@ -4,8 +4,8 @@ A setting is given in ``--rdzv-conf`` (``rdzv_configs`` in a program), else in t
 capitals, else in a file of lines ``key = value`` that ``conf_file`` or ``RALLYPOINT_CONF`` names, else it has its default. A few
 have a flag of their own, which fills ``--rdzv-conf``.
 
-The table of settings is read by the parser, by the line that is printed at the start of a job, and by the documentation; a
-default stands in `Settings`.
+`Settings` is the table of them: all that is to be known of a setting stands in its field, and is read by the parser, by the line
+that is printed at the start of a job, and by the documentation.
 
 The job's secret, which every node of a job knows and nobody else does, so that no stranger can join it or read it, comes from a
 file (``secret_file``) or from the variable ``RALLYPOINT_SECRET``, which workers do not inherit.
@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from os import PathLike
 
 from rallypoint.base import defaults, report
-from rallypoint.base.records import Value
+from rallypoint.base.records import Field, Value
 from rallypoint.base.text import many, parse_size, parse_truth
 from rallypoint.errors import UsageError
 
@@ -50,6 +50,8 @@ __all__ = [
     "node_count",
     "parse_setting",
     "read_settings",
+    "setting",
+    "settings_of",
     "shown",
 ]
 
@@ -198,89 +200,147 @@ def converted(kind: Kind, value: object, named: str) -> Any:
 # --- setting table ---------------------------------------------------------------------------------------------------------
 
 
-class Setting(Value):
-    """One setting. `flag` is the flag of ``rallyrun`` that gives it too, `other_name` what torchrun calls it; what is not `used`
-    is accepted for torchrun's sake.
+class Setting(Field):
+    """One setting: a field of the class of all settings, with all that is to be known of it, whether a flag of ``rallyrun`` gives
+    it too, and whether it is `shared`, the same on all nodes. `other_name` is what torchrun calls it. One that is accepted for
+    torchrun's sake is not `used`: it is no field, and given its key.
     """
 
-    key: str
-    kind: Kind
-    help: str
-    flag: str = ""
-    used: bool = True
-    other_name: str = ""
+    used = False
+    field = ""  # its name in that class
 
-    def default_in(self, settings: type[Value]) -> Any:
-        """As the class of all settings has it; None for one that has no effect."""
-        return settings._constants.get(self.field)
+    def __init__(
+        self,
+        kind: Kind,
+        default: Any,
+        help: str,
+        has_flag: bool = False,
+        shared: bool = False,
+        other_name: str = "",
+        key: str = "",
+    ) -> None:
+        super().__init__(default)
+        self.kind, self.help, self.key, self.other_name = kind, help, key, other_name
+        self.has_flag, self.shared = has_flag, shared
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.used, self.field, self.key = True, name, name.removesuffix("_s")
 
     @property
-    def field(self) -> str:
-        """Its name in that class."""
-        return f"{self.key}_s" if self.kind in ("seconds", "seconds_or_0") else self.key
+    def flag(self) -> str:
+        return f"--{self.key.replace('_', '-')}" if self.has_flag else ""
 
     @property
     def variable(self) -> str:
         return f"{defaults.ENV_SETTING_PREFIX}{self.key.upper()}"
 
 
-# A table is read by its rows.
-# fmt: off
-SETTINGS: tuple[Setting, ...] = (
-    Setting("join_timeout", "seconds",
-            "How long a node waits to join before it gives up."),
-    Setting("last_call_timeout", "seconds_or_0",
-            "How long the first generation waits for more nodes once the minimum is here, counted from the latest arrival."),
-    Setting("close_timeout", "seconds_or_0",
-            "How long the store's host stays up at the end of the job, so that the others learn of the end."),
-    Setting("keep_alive_interval", "seconds",
-            "How often a node sends a keepalive."),
-    Setting("keep_alive_max_attempt", "count",
-            "How many silent intervals until a node counts as dead. The lease is this times keep_alive_interval, at least 1 s."),
-    Setting("store_timeout", "seconds",
-            "How long a node that has lost the store tries to reconnect before it exits."),
-    Setting("scale_up_window", "seconds_or_0",
-            "How long to wait for more joiners before a running job re-forms; skipped once the maximum is here."),
-    Setting("node_unit", "count",
-            "Run only on a multiple of this many nodes; the rest wait as spares.", flag="--node-unit"),
-    Setting("node_rank", "rank",
-            "The rank this node must get, exclusively; -1 or none lets the job choose.", flag="--node-rank"),
-    Setting("is_host", "truth",
-            "Whether this node hosts the store: true or false. Default: it does if the endpoint is one of its addresses."),
-    Setting("secret_file", "path",
-            "File with the job's secret, at least 16 bytes, the same on all nodes.", flag="--secret-file"),
-    Setting("restart_backoff", "seconds_or_0",
-            "Delay before the second restart; it doubles with each later one. The first restart is immediate.",
-            flag="--restart-backoff"),
-    Setting("restart_backoff_max", "seconds_or_0",
-            "The longest such delay."),
-    Setting("restart_window", "seconds_or_0",
-            "Only restarts within this time count against --max-restarts; 0: all count.", flag="--restart-window"),
-    Setting("no_retry_exit_codes", "codes",
-            "Worker exit codes that end the job without a restart, such as 2+64; -n for signal n.",
-            flag="--no-retry-exit-codes"),
-    Setting("max_membership_changes", "limit",
-            "How many times nodes may come and go before the job ends; none: no limit."),
-    Setting("worker_store", "worker_store",
-            "Who serves the workers' store at the master address: agent (of group rank 0), or rank0 (its first worker). Default:"
-            f" agent, unless {defaults.ENV_DISABLE_SHARED_STORE} is 1.", flag="--worker-store"),
-    Setting("worker_store_port", "ports",
-            "Port of the workers' store, or a range to choose from, such as 29600-29700; 0: any free"
-            " port.", flag="--worker-store-port"),
-    Setting("worker_store_memory", "size",
-            "Size limit of the workers' store, such as 500M or 2G.", flag="--worker-store-memory"),
-    Setting("store_type", "store",
-            "Only tcp. A shared folder (file) is refused: it cannot hold a lease, so a dead node would go unnoticed."),
-    Setting("cas_backoff_max_seconds", "seconds_or_0",
-            "Accepted for torchrun; of effect only with a back end of your own, whose nodes write one state.", used=False),
-    Setting("heartbeat_timeout", "number", "Accepted for torchrun; no effect.", used=False),
-    Setting("read_timeout", "number", "Accepted for torchrun; no effect. See store_timeout.", used=False),
-    Setting("timeout", "number",
-            "Accepted for torchrun (rdzv_timeout); no effect. See join_timeout.", used=False),
-)
-# fmt: on
+def setting(kind: Kind, default: object, help: str, **more: Any) -> Any:
+    """A field that is a setting, for a class whose fields are of many types."""
+    return Setting(kind, default, help, **more)
 
-BY_KEY: dict[str, Setting] = {setting.key: setting for setting in SETTINGS}
+
+def settings_of(cls: type[Value]) -> tuple[Setting, ...]:
+    return tuple(one for one in cls._fields.values() if isinstance(one, Setting))
+
+
+DEFAULT = "the default"
+
+
+class Settings(Value):
+    """What the elastic rendezvous of one node was told. `sources` says of each key where its value came from."""
+
+    # A table is read by its rows.
+    # fmt: off
+    join_timeout_s: float = setting("seconds", defaults.JOIN_TIMEOUT_S,
+        "How long a node waits to join before it gives up.")
+    last_call_timeout_s: float = setting("seconds_or_0", defaults.LAST_CALL_TIMEOUT_S,
+        "How long the first generation waits for more nodes once the minimum is here, counted from the latest arrival.",
+        shared=True)
+    close_timeout_s: float = setting("seconds_or_0", defaults.CLOSE_TIMEOUT_S,
+        "How long the store's host stays up at the end of the job, so that the others learn of the end.")
+    keep_alive_interval_s: float = setting("seconds", defaults.KEEP_ALIVE_INTERVAL_S,
+        "How often a node sends a keepalive.")
+    keep_alive_max_attempt: int = setting("count", defaults.KEEP_ALIVE_MAX_ATTEMPT,
+        "How many silent intervals until a node counts as dead. The lease is this times keep_alive_interval, at least 1 s.")
+    store_timeout_s: float = setting("seconds", defaults.STORE_SILENCE_S,
+        "How long a node that has lost the store tries to reconnect before it exits.")
+    host_timeout_s: float = setting("seconds_or_0", defaults.HOST_TIMEOUT_S,
+        "How long the nodes wait for the embedded store's host to be started again once it is lost, instead of store_timeout if"
+        " that is shorter; 0: they do not.")
+    scale_up_window_s: float = setting("seconds_or_0", defaults.SCALE_UP_WINDOW_S,
+        "How long to wait for more joiners before a running job re-forms; skipped once the maximum is here.", shared=True)
+    node_unit: int = setting("count", defaults.NODE_UNIT,
+        "Run only on a multiple of this many nodes; the rest wait as spares.", has_flag=True)
+    node_rank: int | None = setting("rank", None,
+        "The rank this node must get, exclusively; -1 or none lets the job choose.", has_flag=True)
+    is_host: bool | None = setting("truth", None,
+        "Whether this node hosts the store: true or false. Default: it does if the endpoint is one of its addresses.")
+    secret_file: str | None = setting("path", None,
+        "File with the job's secret, at least 16 bytes, the same on all nodes.", has_flag=True)
+    restart_backoff_s: float = setting("seconds_or_0", defaults.RESTART_BACKOFF_S,
+        "Delay before the second restart; it doubles with each later one. The first restart is immediate.",
+        has_flag=True, shared=True)
+    restart_backoff_max_s: float = setting("seconds_or_0", defaults.RESTART_BACKOFF_MAX_S,
+        "The longest such delay.", shared=True)
+    restart_window_s: float = setting("seconds_or_0", defaults.RESTART_WINDOW_S,
+        "Only restarts within this time count against --max-restarts; 0: all count.", has_flag=True, shared=True)
+    no_retry_exit_codes: tuple[int, ...] = setting("codes", (),
+        "Worker exit codes that end the job without a restart, such as 2+64; -n for signal n.", has_flag=True, shared=True)
+    retry_hopeless: bool = setting("truth", False,
+        "Also restart after failures that no restart can help, such as an ImportError in all workers.", has_flag=True,
+        shared=True)
+    max_no_progress: int | None = setting("limit", None,
+        "End the job after this many attempts in a row that came no further than one before, by rallypoint.worker.progress; none:"
+        " no limit.", has_flag=True, shared=True)
+    max_same_failures: int | None = setting("limit", None,
+        "End the job once the same rank has failed this many times in a row at the same place, each time within 300 s and before"
+        " its first step; none: no limit.", shared=True)
+    max_hangs: int | None = setting("limit", None,
+        "How many restarts hangs may cost; none: hangs count against --max-restarts.", shared=True)
+    healthy_after_s: float = setting("seconds_or_0", defaults.HEALTHY_AFTER_S,
+        "An attempt that ran this long gives back all restarts spent before it; 0: none does.", shared=True)
+    max_membership_changes: int | None = setting("limit", None,
+        "How many times nodes may come and go before the job ends; none: no limit.", shared=True)
+    worker_store: str | None = setting("worker_store", None,
+        "Who serves the workers' store at the master address: agent (of group rank 0), or rank0 (its first worker). Default:"
+        f" agent, unless {defaults.ENV_DISABLE_SHARED_STORE} is 1.", has_flag=True)
+    worker_store_port: tuple[int, int] = setting("ports", defaults.WORKER_STORE_PORTS,
+        "Port of the workers' store, or a range to choose from, such as 29600-29700; 0: any free port.", has_flag=True)
+    worker_store_memory: int = setting("size", defaults.WORKER_STORE_BYTES,
+        "Size limit of the workers' store, such as 500M or 2G.", has_flag=True)
+    store_type: str = setting("store", "tcp",
+        "Only tcp. A shared folder (file) is refused: it cannot hold a lease, so a dead node would go unnoticed.")
+    # fmt: on
+    sources: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def lease_s(self) -> float:
+        """How long a node may be silent until it counts as dead."""
+        return self.keep_alive_interval_s * self.keep_alive_max_attempt
+
+    def restart_settings(self) -> dict[str, Any]:
+        """Those on restarts that were given, by key: jobs of one node have them too."""
+        given, keys = dict(self.sources), (*defaults.RESTART_SETTINGS, *defaults.OTHER_RESTART_SETTINGS)
+        return {key: getattr(self, BY_KEY[key].field) for key in keys if key in given}
+
+    def is_given(self, key: str) -> bool:
+        return key in dict(self.sources)
+
+    def source(self, key: str) -> str:
+        """Where the value of `key` came from, in words."""
+        return dict(self.sources).get(key, DEFAULT)
+
+
+_FOR_TORCHRUN = (
+    Setting("seconds_or_0", None, key="cas_backoff_max_seconds", help=
+        "Accepted for torchrun; of effect only with a back end of your own, whose nodes write one state."),
+    Setting("number", None, "Accepted for torchrun; no effect.", key="heartbeat_timeout"),
+    Setting("number", None, "Accepted for torchrun; no effect. See store_timeout.", key="read_timeout"),
+    Setting("number", None, "Accepted for torchrun (rdzv_timeout); no effect. See join_timeout.", key="timeout"),
+)  # fmt: skip
+SETTINGS = (*settings_of(Settings), *_FOR_TORCHRUN)
+BY_KEY: dict[str, Setting] = {one.key: one for one in SETTINGS}
 
 
 def markdown() -> str:
@@ -290,7 +350,7 @@ def markdown() -> str:
 
 
 def _cells(setting: Setting) -> list[str]:
-    default = shown(setting.kind, setting.default_in(Settings))
+    default = shown(setting.kind, setting.default)
     names = [f"`{name}`" for name in (setting.variable, setting.flag) if name]
     return [f"`{setting.key}`", default or "-", ", ".join(names), setting.help]
 
@@ -299,10 +359,6 @@ def _cells(setting: Setting) -> list[str]:
 
 
 STARTED_BY = "started_by"
-_AGREED = (
-    "last_call_timeout", "scale_up_window", "restart_backoff", "restart_backoff_max", "restart_window", "no_retry_exit_codes",
-    "max_membership_changes",
-)  # fmt: skip
 _NOT_COMPARED = (STARTED_BY, "role", "min_nodes", "max_nodes")
 _MOST_SHOWN = 120  # characters of one value: it was written by somebody else
 _MOST_NAMED = 8
@@ -358,54 +414,10 @@ def _show(value: object) -> str:
 # --- settings --------------------------------------------------------------------------------------------------------------
 
 
-DEFAULT = "the default"
 CONF_FILE = "conf_file"
 _FILE_BYTES = 64 * 1024
 _LEAST_LEASE_S = 1.0
 _COMMENT = re.compile(r"(?:^|\s)#")
-
-
-class Settings(Value):
-    """What the elastic rendezvous of one node was told. `sources` says of each key where its value came from."""
-
-    join_timeout_s: float = defaults.JOIN_TIMEOUT_S
-    last_call_timeout_s: float = defaults.LAST_CALL_TIMEOUT_S
-    close_timeout_s: float = defaults.CLOSE_TIMEOUT_S
-    keep_alive_interval_s: float = defaults.KEEP_ALIVE_INTERVAL_S
-    keep_alive_max_attempt: int = defaults.KEEP_ALIVE_MAX_ATTEMPT
-    store_timeout_s: float = defaults.STORE_SILENCE_S
-    scale_up_window_s: float = defaults.SCALE_UP_WINDOW_S
-    node_unit: int = defaults.NODE_UNIT
-    node_rank: int | None = None
-    is_host: bool | None = None
-    secret_file: str | None = None
-    restart_backoff_s: float = defaults.RESTART_BACKOFF_S
-    restart_backoff_max_s: float = defaults.RESTART_BACKOFF_MAX_S
-    restart_window_s: float = defaults.RESTART_WINDOW_S
-    no_retry_exit_codes: tuple[int, ...] = ()
-    max_membership_changes: int | None = None
-    worker_store: str | None = None
-    worker_store_port: tuple[int, int] = defaults.WORKER_STORE_PORTS
-    worker_store_memory: int = defaults.WORKER_STORE_BYTES
-    store_type: str = "tcp"
-    sources: tuple[tuple[str, str], ...] = ()
-
-    @property
-    def lease_s(self) -> float:
-        """How long a node may be silent until it counts as dead."""
-        return self.keep_alive_interval_s * self.keep_alive_max_attempt
-
-    def restart_settings(self) -> dict[str, Any]:
-        """Those of `defaults.RESTART_SETTINGS` that were given, by key: jobs of one node have them too."""
-        given = dict(self.sources)
-        return {key: getattr(self, BY_KEY[key].field) for key in defaults.RESTART_SETTINGS if key in given}
-
-    def is_given(self, key: str) -> bool:
-        return key in dict(self.sources)
-
-    def source(self, key: str) -> str:
-        """Where the value of `key` came from, in words."""
-        return dict(self.sources).get(key, DEFAULT)
 
 
 def read_settings(config: Mapping[str, Any], environ: Mapping[str, str]) -> Settings:
@@ -459,8 +471,12 @@ def agreed(
     entry_point: str,
     fence_s: float,
     started_by: str = "",
+    alike: Iterable[tuple[str, str | int]] = (),
 ) -> dict[str, Any]:
-    """What the first node writes down for all, of values that JSON knows; `started_by` is its own name, for messages."""
+    """What the first node writes down for all, of values that JSON knows; `started_by` is its own name, for messages.
+
+    `alike` is more of that, which is no affair of the rendezvous.
+    """
     return {
         "protocol": defaults.PROTOCOL_VERSION,
         "min_nodes": min_nodes,
@@ -469,8 +485,9 @@ def agreed(
         "node_unit": settings.node_unit,
         "lease_s": settings.lease_s,
         "fence_s": fence_s,
-        **{BY_KEY[key].field: getattr(settings, BY_KEY[key].field) for key in _AGREED},
+        **{one.field: getattr(settings, one.field) for one in SETTINGS if one.shared},
         "worker_store": settings.worker_store or defaults.WORKER_STORE,
+        **dict(alike),
         "role": role,
         "entry_point": entry_point,
         STARTED_BY: started_by,

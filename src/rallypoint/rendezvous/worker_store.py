@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from rallypoint.base import defaults
+from rallypoint.base import defaults, environment
 from rallypoint.base.records import Value
 from rallypoint.errors import RendezvousError
 from rallypoint.net.endpoint import address_of, hold_port
@@ -115,7 +115,7 @@ class WorkerStore:
 def read_worker_store_settings(config: Mapping[str, Any], environ: Mapping[str, str]) -> WorkerStoreSettings:
     """The settings for a job of one node; where nothing was said about it, nothing that knows about settings is loaded."""
     given = {key: value for key, value in config.items() if key.startswith("worker_store") or key == "conf_file"}
-    if not given and not any(name.startswith(defaults.ENV_SETTING_PREFIX) for name in environ):
+    if not given and not environment.has_settings(environ):
         return WorkerStoreSettings(_by_default(environ))
     from rallypoint.rendezvous.settings import read_settings
 

@@ -19,10 +19,11 @@ from typing import Any
 import pytest
 from tests.conftest import AT_ONCE_S, children
 
+from rallypoint.coordination import engine
+from rallypoint.coordination import testimony as testimonies
 from rallypoint.coordination.embedded import handshake
 from rallypoint.coordination.embedded.client import EmbeddedCoordination
 from rallypoint.coordination.model import Event, Put, Transaction
-from rallypoint.processes import licence as licences
 from rallypoint.processes.licence import Licence
 
 SECRETS = [None, b"a secret of the job"]
@@ -62,9 +63,9 @@ def join(client: EmbeddedCoordination, deadline: float, ttl_s: float = TTL_S) ->
     return lease
 
 
-def fields(testimony: handshake.Testimony | None) -> tuple[Any, ...]:
+def fields(testimony: engine.Testimony | None) -> tuple[Any, ...]:
     assert testimony is not None
-    return testimony.addresses, testimony.hello, testimony.key, testimony.context
+    return testimony.fields()
 
 
 # --- being heard -----------------------------------------------------------------------------------------------------------
@@ -77,7 +78,7 @@ def test_it_ends_the_lease_at_once(
     server = start_server(secret=secret)
     node, other = connect(server, secret=secret), onlooker(server, secret)
     join(node, soon())
-    licences.testify(*fields(node.testimony()))
+    testimonies.testify(*fields(node.testimony()))
     ended = other.await_end()
     assert ended is not None
     assert (ended.key, ended.cause) == ("node", "vouched")
@@ -94,7 +95,7 @@ def test_it_is_good_after_the_session_was_taken_up_on_another_connection(
     given_before = fields(node.testimony())
     node._line.break_off("for the test", time.monotonic())
     node.read("node", soon())
-    licences.testify(*given_before)
+    testimonies.testify(*given_before)
     ended = other.await_end()
     assert ended is not None
     assert ended.cause == "vouched"
@@ -120,8 +121,8 @@ def test_about_a_lease_that_has_ended_nobody_complains(
     node.revoke(soon())
     assert other.await_end() is not None
     join(node, soon())
-    licences.testify(*old)
-    licences.testify(*old)
+    testimonies.testify(*old)
+    testimonies.testify(*old)
     assert other.is_there()
     assert warnings == []
 
@@ -164,7 +165,7 @@ def test_a_wrong_proof_is_refused(
     server = start_server(secret=secret)
     node, other = connect(server, secret=secret), onlooker(server, secret)
     lease = join(node, soon())
-    _, hello, key, context = fields(node.testimony())
+    _, _, hello, key, context = fields(node.testimony())
     one = witness(server)
     refused = one.prove(proof_of(bytes([key[0] ^ 1]) + key[1:], context, one.greet(hello)))["refused"]
     assert "could not prove to be its warden" in refused
@@ -180,9 +181,9 @@ def test_who_listened_cannot_testify_where_there_is_a_secret(
     node, other = connect(server, secret=SECRETS[1]), onlooker(server, SECRETS[1])
     lease = join(node, soon())
     for secret in (None, b"", b"another"):
-        forged = handshake.make_testimony((), secret, "job", node._token, lease)
+        hello, key, context = handshake.make_testimony((), secret, "job", node._token, lease).details
         one = witness(server)
-        assert "refused" in one.prove(proof_of(forged.key, forged.context, one.greet(forged.hello)))
+        assert "refused" in one.prove(proof_of(key, context, one.greet(hello)))
     assert other.is_there()
 
 
@@ -191,7 +192,7 @@ def test_a_proof_is_good_for_one_challenge_only(start_server: Any, connect: Any,
     server = start_server(secret=SECRETS[1])
     node, other = connect(server, secret=SECRETS[1]), onlooker(server, SECRETS[1])
     join(node, soon())
-    _, hello, key, context = fields(node.testimony())
+    _, _, hello, key, context = fields(node.testimony())
     proof = proof_of(key, context, witness(server).greet(hello))
     again = witness(server)
     again.greet(hello)
@@ -204,8 +205,8 @@ def test_it_is_good_for_its_own_lease_only(start_server: Any, connect: Any, onlo
     node, stranger, other = connect(server), connect(server), onlooker(server)
     lease = join(node, soon())
     stranger.grant(TTL_S, soon())
-    _, _, key, _ = fields(stranger.testimony())
-    hello, context = (getattr(handshake.make_testimony((), None, "job", "", lease), name) for name in ("hello", "context"))
+    _, _, _, key, _ = fields(stranger.testimony())
+    hello, _, context = handshake.make_testimony((), None, "job", "", lease).details
     one = witness(server)
     assert "refused" in one.prove(proof_of(key, context, one.greet(hello)))
     assert other.is_there()
@@ -213,9 +214,9 @@ def test_it_is_good_for_its_own_lease_only(start_server: Any, connect: Any, onlo
 
 def test_about_a_lease_that_never_was_nothing_is_learned(start_server: Any, witness: Any) -> None:
     server = start_server(secret=SECRETS[1])
-    made_up = handshake.make_testimony((), None, "job", "00", 77)
+    hello, key, context = handshake.make_testimony((), None, "job", "00", 77).details
     one = witness(server)
-    assert one.prove(proof_of(made_up.key, made_up.context, one.greet(made_up.hello))) == {"heard": False}
+    assert one.prove(proof_of(key, context, one.greet(hello))) == {"heard": False}
 
 
 @pytest.mark.parametrize(
@@ -228,7 +229,7 @@ def test_about_a_lease_that_never_was_nothing_is_learned(start_server: Any, witn
 )  # fmt: skip
 def test_a_greeting_that_breaks_the_rules_is_refused(start_server: Any, peer: Any, change: dict[str, Any]) -> None:
     one = peer(start_server())
-    hello = json.loads(handshake.make_testimony((), None, "job", "00", 1).hello)
+    hello = json.loads(handshake.make_testimony((), None, "job", "00", 1).details[0])
     one.send_body(json.dumps({**hello, **change}).encode())
     assert "refused" in json.loads(one.receive())
     assert one.receive() is None
@@ -239,7 +240,7 @@ def test_a_testimony_opens_no_door(start_server: Any, peer: Any) -> None:
     server = start_server()
     made = handshake.make_testimony((), None, "job", "00", 1)
     one = peer(server)
-    one.send_body(made.hello)
+    one.send_body(made.details[0])
     one.receive()
     one.send_body(b'[1,"read",""]')
     assert "refused" in json.loads(one.receive())
@@ -265,7 +266,7 @@ HOSTILE = {
 
 @pytest.mark.parametrize("answer", HOSTILE.values(), ids=HOSTILE)
 def test_whatever_answers_there_the_warden_ends_in_time(answer: bytes | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(licences, "TRY_FOR_S", 1.0)
+    monkeypatch.setattr(testimonies, "TRY_FOR_S", 1.0)
     listener = socket.create_server(("127.0.0.1", 0))
     accepted: list[socket.socket] = []
 
@@ -281,7 +282,7 @@ def test_whatever_answers_there_the_warden_ends_in_time(answer: bytes | None, mo
     server = threading.Thread(target=serve, daemon=True)
     server.start()
     began_at = time.monotonic()
-    licences.testify(((socket.AF_INET, listener.getsockname()),), b"hello", b"key", b"context")
+    testimonies.testify("agent", ((socket.AF_INET, listener.getsockname()),), b"hello", b"key", b"context")
     assert time.monotonic() - began_at < 1.0 + AT_ONCE_S
     listener.shutdown(socket.SHUT_RDWR)
     listener.close()
@@ -294,7 +295,7 @@ def test_a_store_that_has_ended_is_not_waited_for() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         address = listener.getsockname()
     began_at = time.monotonic()
-    licences.testify(((socket.AF_INET, address),), b"hello", b"key", b"context")
+    testimonies.testify("agent", ((socket.AF_INET, address),), b"hello", b"key", b"context")
     assert time.monotonic() - began_at < AT_ONCE_S
 
 
@@ -304,8 +305,8 @@ def test_the_second_address_is_tried(start_server: Any, connect: Any, onlooker: 
     join(node, soon())
     with socket.create_server(("127.0.0.1", 0)) as listener:
         nobody = listener.getsockname()
-    addresses, *rest = fields(node.testimony())
-    licences.testify(((int(socket.AF_INET), nobody), *addresses), *rest)
+    kind, addresses, *rest = fields(node.testimony())
+    testimonies.testify(kind, ((int(socket.AF_INET), nobody), *addresses), *rest)
     ended = other.await_end()
     assert ended is not None
     assert ended.cause == "vouched"

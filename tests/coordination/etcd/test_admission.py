@@ -14,10 +14,11 @@ from tests.certificates import Certificates, make_certificates
 from tests.coordination.etcd.peers import PREFIX, Clients, Visitor, fake_endpoint
 from tests.etcd_cluster import Cluster, any_binary, find_binaries, start_cluster
 
+from rallypoint.coordination import testimony as testimonies
 from rallypoint.coordination.engine import CoordinationError, RefusedError, UnreachableError
 from rallypoint.coordination.etcd.engine import EtcdCoordination
 from rallypoint.coordination.etcd.gateway import EtcdAccess
-from rallypoint.coordination.model import Event
+from rallypoint.coordination.model import Event, Put, Transaction
 from rallypoint.testing.coordination_contract import do, events_until, put, read, soon
 
 USER, PASSWORD, ROOT_PASSWORD = "trainer", "a password", "root's password"
@@ -78,6 +79,21 @@ def test_a_user_does_what_an_engine_has_to_do(guarded: Cluster) -> None:
         assert [event.key for event in events_until(client, bool)] == ["n/a"]
         client.revoke(soon())
         assert [event.cause for event in events_until(client, bool)] == ["deleted"]
+
+
+def test_a_warden_shows_the_password_too(guarded: Cluster) -> None:
+    with Clients(guarded) as clients:
+        node, other = (clients.connect(user=USER, password=PASSWORD) for _ in range(2))
+        check_testimony(node, other)
+
+
+def check_testimony(node: EtcdCoordination, other: EtcdCoordination) -> None:
+    """What a warden says for `node` is heard: its last will, and that its lease is over."""
+    put(node, "n/alive", b"", node.grant(60, soon()))
+    testimony = node.testimony(Transaction((), (Put("n/gone", b""),)))
+    assert testimony is not None
+    testimonies.testify(*testimony.fields())
+    assert [item.key for item in read(other, "n/").items if item.key in ("n/alive", "n/gone")] == ["n/gone"]
 
 
 def test_a_token_that_is_refused_is_replaced(guarded: Cluster) -> None:
@@ -152,6 +168,14 @@ def test_tls_with_everything_that_it_asks_for(secured: Cluster) -> None:
         put(client, "n/large", bytes(1_000_000))
         told: list[Event] = events_until(client, bool)
         assert [len(event.item.value) for event in told if event.item] == [1_000_000]
+
+
+def test_a_warden_shows_the_certificate_too(secured: Cluster) -> None:
+    with (
+        contextlib.closing(EtcdCoordination(secured_access(secured), PREFIX)) as node,
+        contextlib.closing(EtcdCoordination(secured_access(secured), PREFIX)) as other,
+    ):
+        check_testimony(node, other)
 
 
 def test_a_certificate_of_an_unknown_authority_is_not_trusted(secured: Cluster) -> None:

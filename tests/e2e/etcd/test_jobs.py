@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from collections.abc import Callable
@@ -68,20 +69,40 @@ def test_a_node_that_is_stopped_leaves_at_once(job: Any, within: Any, who: int):
     assert job.left_keys() == []
 
 
-@pytest.mark.parametrize("who", [0, 1])
+@pytest.mark.parametrize("who", [0, 1], ids=["the leader", "another"])
 def test_a_killed_agent_makes_a_smaller_world(job: Any, within: Any, wait_until: Any, alive: Callable[[int], bool], who: int):
-    """P02, P04: kill -9 of any agent, the first one too; the others go on after its lease and the fence."""
-    nodes = [job.start(workers=1)]
+    """P02, P04: kill -9 of any agent, the first one too; its warden tells etcd, and nobody waits for its lease, nor the fence."""
+    nodes = [job.start(workers=1, conf=LONG_FENCE)]
     nodes[0].wait_for_world(1)
-    nodes.append(job.start(workers=1))
+    nodes.append(job.start(workers=1, conf=LONG_FENCE))
     before = [node.wait_for_world(2)[0] for node in nodes]
     victim = nodes.pop(who)
     killed_at = victim.kill()
-    wait_until(lambda: not alive(before[who].pid), 5.0)
+    wait_until(lambda: not alive(before[who].pid))
+    after = nodes[0].wait_for_world(1, since=killed_at)
+    within("from kill -9 to the smaller world", latest(after) - killed_at, 1.0)
+    assert "was lost: its agent was killed" in nodes[0].stderr
+    job.finish()
+    assert nodes[0].wait() == 0
+    assert job.left_keys() == []
+
+
+def test_an_agent_killed_with_its_warden_makes_a_smaller_world(job: Any, within: Any, processes: Any):
+    """P02: nobody is left to tell; the others go on after its lease and the fence."""
+    nodes = [job.start(workers=1)]
+    nodes[0].wait_for_world(1)
+    nodes.append(job.start(workers=1))
+    for node in nodes:
+        node.wait_for_world(2)
+    victim = nodes.pop()
+    warden = processes.warden(victim.agent.pid)
+    os.kill(warden, signal.SIGSTOP)
+    killed_at = victim.kill()
+    os.kill(warden, signal.SIGKILL)
     after = nodes[0].wait_for_world(1, since=killed_at)
     took_s = latest(after) - killed_at
     within("from kill -9 to the smaller world, after lease and fence", took_s - LEASE_AND_FENCE_S - FIRST_LEASE_S, 1.0)
-    assert "was lost" in nodes[0].stderr
+    assert "was lost: not heard of in time" in nodes[0].stderr
     job.finish()
     assert nodes[0].wait() == 0
     assert job.left_keys() == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import os
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -142,11 +143,16 @@ def test_who_was_away_for_longer_than_the_fence_goes_on_as_soon_as_the_cluster_i
     assert check_worlds(*nodes) == 2
 
 
-def test_a_killed_agent_is_waited_for_as_long_as_the_fence(make_job: MakeJob, lone_cluster: Cluster, alive: Any, within: Any):
-    """Nobody can vouch for it in etcd: the others go on when its fence, and a margin, are over."""
+def test_an_agent_killed_with_its_warden_is_waited_for_as_long_as_the_fence(
+    make_job: MakeJob, lone_cluster: Cluster, alive: Any, within: Any, processes: Any
+):
+    """Nobody is left to vouch for it: the others go on when its fence, and a margin, are over, and no sooner."""
     job = make_job(lone_cluster)
     nodes, workers = start_nodes(job, 3, f"{DEFAULTS},fence={SHORT_S:g}")
+    warden = processes.warden(nodes[2].agent.pid)
+    os.kill(warden, signal.SIGSTOP)  # so that it does not see what comes
     lost_at = nodes[2].kill()
+    os.kill(warden, signal.SIGKILL)
     after = [node.wait_for_world(2, since=lost_at, timeout_s=30.0)[0].at - lost_at for node in nodes[:2]]
     assert not alive(workers[2])
     within("from the agent's death to the smaller world", max(after), SHORT_S + 2.0)  # etcd looks for old leases twice a second

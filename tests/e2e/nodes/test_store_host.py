@@ -45,10 +45,100 @@ def bracketed(address: str) -> str:
 # --- its end ---------------------------------------------------------------------------------------------------------------
 
 
+GO_ON_S = 3.0 * 1.01 + 0.3  # from the start of a new store until no worker of the last one can be left
+JOB_OF_TWO = {"nnodes": "2", "workers": 1}
+
+
+def killed_at_work(job: Any) -> tuple[Any, list[Any]]:
+    """A job of two nodes that has spent a restart, and whose host was killed; the other node, and its last workers."""
+    host = job.start_host("--max-restarts", "1", **JOB_OF_TWO)
+    other = job.start("--max-restarts", "1", **JOB_OF_TWO)
+    host.wait_for_world(2)
+    (worker,) = other.wait_for_world(2)
+    job.order(worker.rank, "sys.exit(1)")
+    again = other.wait_for_world(2, since=worker.at + 1e-6)
+    host.wait_for_world(2, since=worker.at + 1e-6)
+    host.kill()
+    return other, again
+
+
+def test_a_host_that_is_started_again_gets_its_job_back(job: Any, within: Any, wait_until: Any, alive: Any):
+    """P04: by the same command; numbers, ranks and what was spent of the budget are as if it had never been away."""
+    other, (worker,) = killed_at_work(job)
+    wait_until(lambda: not alive(worker.pid), 15.0)
+    other.wait_for_line("its host has ended or is out of reach; waiting up to 60 s for it")
+    back = job.start_host("--max-restarts", "1", **JOB_OF_TWO)
+    opened_at = time.monotonic()
+    starts = back.wait_for_world(2) + other.wait_for_world(2, since=worker.at + 1e-6)
+    within("from the new store to the workers in it", max(one.at for one in starts) - opened_at, GO_ON_S + 1.0)
+    assert min(one.at for one in starts) >= opened_at + GO_ON_S - 1.0  # the line that it is open comes after it is
+    assert {(one.generation, one.restarts) for one in starts} == {(worker.generation + 1, 1)}
+    assert {one.rank: one.node for one in starts}[worker.rank] == worker.node
+    assert len({one.rank for one in starts}) == 2
+    assert "was started anew; this node tells it what it knows of the job" in other.stderr
+    for one in (back, other):
+        assert "lost node (the host of the coordination store); membership change 1" in one.stderr
+    job.order(worker.rank, "sys.exit(1)")  # the one restart was spent before
+    assert (back.wait(), other.wait()) == (1, 1)
+    assert "the one restart is used up" in other.stderr
+
+
+def test_a_host_that_is_back_at_once_meets_no_workers_of_before(job: Any, wait_until: Any, alive: Any):
+    """P02, P04: before anybody's fence is over. Who finds another store than its own stops its workers before all else."""
+    other, (worker,) = killed_at_work(job)
+    back = job.start_host("--max-restarts", "1", **JOB_OF_TWO)
+    (first,) = back.wait_for_world(2)
+    assert first.generation == worker.generation + 1
+    assert not alive(worker.pid)
+    job.finish()
+    assert (back.wait(), other.wait()) == (0, 0)
+
+
+def test_who_is_done_waits_for_the_host_too(job: Any, wait_until: Any, alive: Any):
+    """P04: the host's own workers were not, so the job is not finished; it would lack a node that had ended well meanwhile."""
+    host = job.start_host(**JOB_OF_TWO)
+    other = job.start(**JOB_OF_TWO)
+    host.wait_for_world(2)
+    (worker,) = other.wait_for_world(2)
+    job.finish(worker.rank)
+    wait_until(lambda: not alive(worker.pid), 10.0)
+    host.kill()
+    other.wait_for_line("waiting up to 60 s for it")
+    back = job.start_host(**JOB_OF_TWO)
+    starts = back.wait_for_world(2) + other.wait_for_world(2, since=worker.at + 1e-6)
+    assert {one.generation for one in starts} == {worker.generation + 1}
+    job.finish()
+    assert (back.wait(), other.wait()) == (0, 0)
+
+
+def test_a_host_that_does_not_come_back_is_waited_for_as_long_as_was_said(job: Any, within: Any):
+    """P04: then the node ends with one line that says what it has waited for."""
+    conf = "keep_alive_interval=0.4,host_timeout=4"
+    host = job.start_host(conf=conf, **JOB_OF_TWO)
+    other = job.start(conf=conf, **JOB_OF_TWO)
+    host.wait_for_world(2)
+    other.wait_for_world(2)
+    within("from kill -9 of the store's host to the end of the other node", gone_after(other, host.kill()), 4.0 + 2.0)
+    assert other.wait() == 3
+    assert "waiting up to 4 s for it" in other.stderr
+    assert len(errors(other)) == 1
+    assert "is gone: its host has refused connections for 4 s" in errors(other)[0]
+
+
+def test_who_waits_for_the_host_can_be_stopped(job: Any, within: Any):
+    """F23: by a signal, as at any other time."""
+    other, _ = killed_at_work(job)
+    other.wait_for_line("waiting up to 60 s for it")
+    asked_at = time.monotonic()
+    assert other.end() == 128 + signal.SIGTERM
+    within("from the signal to the end of the node", time.monotonic() - asked_at, 1.5)
+
+
 def test_a_killed_host_ends_the_job_within_seconds(job: Any, within: Any, wait_until: Any, alive: Any):
-    """P04: one clear line, workers gone, exit code 3."""
-    host = job.start_host()
-    other = job.start()
+    """P04: where nobody is to wait for it: one clear line, workers gone, exit code 3."""
+    conf = "last_call_timeout=0.2,host_timeout=0"
+    host = job.start_host(conf=conf)
+    other = job.start(conf=conf)
     workers = host.wait_for_world(4) + other.wait_for_world(4)
     took_s = gone_after(other, host.kill())
     within("from kill -9 of the store's host to the end of the other node", took_s, 7.0)
@@ -78,7 +168,7 @@ def test_a_host_that_is_stopped_ends_the_job_for_all(job: Any, within: Any, numb
 
 def test_a_silent_store_ends_the_job_after_the_stated_time(job: Any, within: Any, wait_until: Any, alive: Any):
     """P07: the host is paused for good; workers are killed after the lease, the agent ends store_timeout later, in one line."""
-    conf = "last_call_timeout=0.2,keep_alive_interval=0.4,store_timeout=2"
+    conf = "last_call_timeout=0.2,keep_alive_interval=0.4,store_timeout=2,host_timeout=0"
     host = job.start_host(conf=conf)
     other = job.start(conf=conf)
     host.wait_for_world(4)

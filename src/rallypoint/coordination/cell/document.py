@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
+from rallypoint.base.json_text import from_json, reader
 from rallypoint.base.records import Value
 from rallypoint.coordination.keyspace import Keyspace
 from rallypoint.coordination.model import Event, Item
@@ -163,7 +164,7 @@ def decode(data: bytes) -> CellDocument:
     if len(data) > DOCUMENT_BYTES:
         raise NotOurDocument(f"it has {len(data)} bytes, more than the {DOCUMENT_BYTES} that it may have")
     try:
-        fields = json.loads(data)
+        fields = from_json(data)
         if not isinstance(fields, dict) or fields.get("format") != FORMAT:
             raise NotOurDocument(f"it is not of the format {FORMAT}")
         document = CellDocument(_text(fields["identity"]))
@@ -171,7 +172,7 @@ def decode(data: bytes) -> CellDocument:
         document.check()
     except NotOurDocument:
         raise
-    except (ValueError, TypeError, KeyError, AttributeError, IndexError, OverflowError, RecursionError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, IndexError, OverflowError) as error:
         raise NotOurDocument(f"it cannot be read: {error}") from None
     return document
 
@@ -201,16 +202,8 @@ def _value(written: object) -> bytes:
     raise ValueError("a value is neither a text nor a list of one")
 
 
-def _text(value: object) -> str:
-    if not isinstance(value, str):
-        raise ValueError("a text is expected")
-    return value
-
-
-def _count(value: object) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise ValueError("a whole number is expected")
-    return value
+_text: Callable[[object], str] = reader(lambda value: type(value) is str, "a text is expected")
+_count: Callable[[object], int] = reader(lambda value: type(value) is int and value >= 0, "a whole number is expected")
 
 
 def _seconds(value: object) -> float:

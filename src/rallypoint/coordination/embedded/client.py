@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from rallypoint.base.text import host_port
 from rallypoint.coordination.embedded import wire
 from rallypoint.coordination.embedded.dialling import Dialler, Link, LinkBroken, advice, dial
-from rallypoint.coordination.embedded.handshake import ClientHandshake, HandshakeRefused, Testimony, make_testimony
+from rallypoint.coordination.embedded.handshake import ClientHandshake, HandshakeRefused, make_testimony
 from rallypoint.coordination.embedded.wire import LARGE_FRAME_BYTES, MOST_WATCHES, SEAL_BYTES, FrameError, flag, number
 from rallypoint.coordination.engine import (
     CompactedError,
@@ -24,6 +24,8 @@ from rallypoint.coordination.engine import (
     LeaseLostError,
     RefusedError,
     StoreGoneError,
+    StoreReplacedError,
+    Testimony,
     UnreachableError,
 )
 from rallypoint.coordination.fence import Connection, HeldLease
@@ -167,7 +169,8 @@ class Line:
         welcome = self._link.welcome
         assert welcome is not None
         if self.incarnation not in ("", welcome.incarnation):
-            raise HandshakeRefused("it was restarted, and has forgotten the job")
+            self._hang_up()
+            raise StoreReplacedError(f"the store at {self.name} has ended, and was started anew")
         self.incarnation, self.token = welcome.incarnation, welcome.session
         self.local_address = self._link.local_address()
         self.unreachable_since, self._opened_at = None, now
@@ -443,7 +446,7 @@ class EmbeddedCoordination(Coordination):
     def identity(self) -> str:
         return self._line.incarnation
 
-    def testimony(self) -> Testimony | None:
+    def testimony(self, will: Transaction | None = None) -> Testimony | None:
         home = self._line.dialler.home
         if self._lease is None or self._lease.is_lost or home is None:
             return None
@@ -531,9 +534,10 @@ class EmbeddedCoordination(Coordination):
         self._line.flush(now)
 
     def _on_resumed(self, lease: HeldLease, asked_at: float) -> Handler:
-        def handle(_: str, fields: list[object]) -> None:
+        def handle(what: str, fields: list[object]) -> None:
             lease.note_answer(asked_at, fields == [lease.number])
-            if lease.is_lost:
+            is_taken_up = what == "resumed" and fields != [0]  # maybe with another lease, if we never heard that it was granted
+            if not is_taken_up:
                 self._token = self._line.token
 
         return handle

@@ -30,8 +30,11 @@ import hmac
 import json
 import os
 
+from rallypoint.base.json_text import from_json
 from rallypoint.base.records import Value
 from rallypoint.coordination.embedded.wire import FrameError, Seal, open_seal
+from rallypoint.coordination.engine import Testimony
+from rallypoint.coordination.testimony import AGENT
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -39,7 +42,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 __all__ = [
-    "PROTOCOL_VERSION", "ClientHandshake", "HandshakeRefused", "Keys", "ServerHandshake", "Testimony", "Welcome",
+    "PROTOCOL_VERSION", "ClientHandshake", "HandshakeRefused", "Keys", "ServerHandshake", "Welcome",
     "make_testimony",
 ]  # fmt: skip
 
@@ -70,15 +73,6 @@ class Welcome(Value):
     session: str
 
 
-class Testimony(Value):
-    """What a warden needs to testify: its proof is the HMAC, with `key`, over the `context` and the store's nonce."""
-
-    addresses: tuple[tuple[int, Any], ...]  # to be tried; each a family and what connect() takes
-    hello: bytes
-    key: bytes
-    context: bytes
-
-
 def testimony_key(secret: bytes | None, run_id: str, token: str) -> bytes:
     """What only the owner of a session and its store can make; who has it can testify for that session, and do nothing else."""
     name = run_id.encode("utf-8", "surrogatepass")
@@ -93,9 +87,10 @@ def testimony_context(lease: int, nonce: bytes) -> bytes:
 def make_testimony(
     addresses: tuple[tuple[int, Any], ...], secret: bytes | None, run_id: str, token: str, lease: int
 ) -> Testimony:
+    """Each address is a family and what connect() takes. A warden's proof is the HMAC over the context and the store's nonce."""
     nonce = os.urandom(NONCE_BYTES)
     hello = _encode({"magic": MAGIC, "version": PROTOCOL_VERSION, "testimony": lease, "nonce": nonce.hex()})
-    return Testimony(addresses, hello, testimony_key(secret, run_id, token), testimony_context(lease, nonce))
+    return Testimony(AGENT, addresses, (hello, testimony_key(secret, run_id, token), testimony_context(lease, nonce)))
 
 
 def derive_keys(secret: bytes, run_id: str, client_nonce: bytes, server_nonce: bytes) -> Keys:
@@ -118,8 +113,8 @@ def _encode(message: dict[str, Any]) -> bytes:
 
 def _decode(body: bytes) -> dict[str, Any]:
     try:
-        message = json.loads(body)
-    except (ValueError, RecursionError):
+        message = from_json(body)
+    except ValueError:
         raise FrameError("this is no greeting of rallypoint's") from None
     if type(message) is not dict:
         raise FrameError("this is no greeting of rallypoint's")

@@ -12,6 +12,7 @@ import json
 from binascii import Error as Base64Error
 from binascii import a2b_base64, b2a_base64
 
+from rallypoint.base.json_text import from_json
 from rallypoint.base.records import Value
 from rallypoint.coordination.model import Compare, Delete, EndLease, Get, Item, Operation, Outcome, Put, Snapshot, Transaction
 
@@ -54,8 +55,8 @@ def encode(message: Fields) -> bytes:
 def fields_of(body: bytes) -> Fields:
     """An answer; what a stream says stands one level deeper."""
     try:
-        answer = json.loads(body)
-    except (ValueError, RecursionError):
+        answer = from_json(body)
+    except ValueError:
         raise Malformed("an answer that is not JSON") from None
     if type(answer) is not dict:
         raise Malformed("an answer that is no object")

@@ -19,15 +19,17 @@ from rallypoint.coordination.engine import (
     LeaseLostError,
     RefusedError,
     StoreGoneError,
+    Testimony,
     UnreachableError,
     uses_foreign_lease,
 )
-from rallypoint.coordination.etcd.codec import Malformed, Words, number, revision_of
+from rallypoint.coordination.etcd.codec import Malformed, Words, encode, number, revision_of
 from rallypoint.coordination.etcd.errors import EtcdError
-from rallypoint.coordination.etcd.gateway import GRANT, RANGE, TXN, Answer, Caller, EtcdAccess, EtcdCluster
+from rallypoint.coordination.etcd.gateway import AUTHENTICATE, GRANT, RANGE, TXN, Answer, Caller, EtcdAccess, EtcdCluster
 from rallypoint.coordination.etcd.threads import EtcdWatch, Keeper, Reports
 from rallypoint.coordination.fence import Connection, HeldLease
 from rallypoint.coordination.model import Compare, Delete, EndLease, Event, Get, Item, Outcome, Put, Snapshot, Transaction
+from rallypoint.coordination.testimony import ETCD
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -42,6 +44,7 @@ __all__ = ["EtcdCell", "EtcdCoordination"]
 PUT, REVOKE = "/v3/kv/put", "/v3/lease/revoke"
 FAREWELL_S = 60  # how long it is remembered that a lease was given back
 MOST_WATCHES = 16
+LONGEST_TESTIMONY = 3500  # bytes, of the page that an agent and its warden share
 
 
 class EtcdCoordination(Coordination):
@@ -183,6 +186,21 @@ class EtcdCoordination(Coordination):
         except EtcdError as error:
             if not error.is_lease_gone:
                 raise
+
+    def testimony(self, will: Transaction | None = None) -> Testimony | None:
+        """That the lease is over stands for itself; the will, which comes first, says that nobody need wait for the fence."""
+        lease, access = self._keeper.lease, self._cluster.access
+        if lease is None or lease.is_lost:
+            return None
+        requests = [] if will is None else [(TXN, encode(self._words.transaction(will)))]
+        requests.append((REVOKE, encode({"ID": str(lease.number)})))
+        tls = (access.ca_cert, access.cert, access.key) if access.protocol == "https" else None
+        login = None
+        if access.user is not None:
+            login = AUTHENTICATE, encode({"name": access.user, "password": access.password or ""})
+        endpoints = tuple(access.endpoints[index] for index in self._cluster.order())
+        details = tls, login, tuple(requests)
+        return Testimony(ETCD, endpoints, details) if len(repr((endpoints, details))) <= LONGEST_TESTIMONY else None
 
     # --- being a client ----------------------------------------------------------------------------------------------------
 

@@ -6,10 +6,10 @@ sees: RefusedError where waiting does not help at any of them, UnreachableError 
 
 from __future__ import annotations
 
-import json
 import socket
 from contextlib import closing
 
+from rallypoint.base.json_text import from_json
 from rallypoint.coordination.engine import CoordinationError, RefusedError, StoreGoneError, UnreachableError
 from rallypoint.coordination.etcd.codec import Malformed, fields_of, flag
 from rallypoint.coordination.etcd.http import HttpConnection, NotHttp
@@ -180,7 +180,7 @@ def explain_not_found(connection: HttpConnection, limit: float) -> Failure:
     """Why there is no gateway where there should be one: etcd's other door says which etcd it is, if it is one."""
     try:
         connection.ask("GET", "/version", {}, b"", limit)
-        version = json.loads(connection.read_answer(limit)[1])["etcdserver"]
+        version = from_json(connection.read_answer(limit)[1])["etcdserver"]
         major, minor, *_ = map(int, version.split("."))
     except (OSError, NotHttp, ValueError, KeyError, TypeError, AttributeError):
         return Failure(f"{NOT_ETCD} (it knows nothing of etcd's paths)", is_final=True)

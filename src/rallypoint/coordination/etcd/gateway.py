@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     Attempt = Callable[[int, float], Result]  # with an endpoint, until a time
 
 __all__ = [
-    "GRANT", "PATIENCE_S", "RANGE", "STATUS", "TXN", "Answer", "Caller", "EtcdAccess", "EtcdCluster", "Talk", "access_of",
-    "tls_context",
+    "AUTHENTICATE", "GRANT", "PATIENCE_S", "RANGE", "STATUS", "TXN", "Answer", "Caller", "EtcdAccess", "EtcdCluster", "Talk",
+    "access_of", "tls_context",
 ]  # fmt: skip
 
 RANGE, TXN, GRANT = "/v3/kv/range", "/v3/kv/txn", "/v3/lease/grant"

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import errno
 import glob
-import json
 import os
 import shutil
 import socket
@@ -20,6 +19,7 @@ from hashlib import sha256
 from ipaddress import ip_address
 
 from rallypoint.base import environment, report
+from rallypoint.base.json_text import from_json
 from rallypoint.base.records import Value
 from rallypoint.base.text import host_port
 from rallypoint.coordination.engine import CoordinationError, RefusedError, UnreachableError
@@ -241,7 +241,7 @@ class Member:
         """Why it has ended, if it has said so, in one line."""
         line = (self._process.last_lines() if self._process is not None else "").rpartition("\n")[2]
         try:
-            told = json.loads(line)
+            told = from_json(line)
             return str(told.get("error") or told["msg"])[:QUOTED_CHARACTERS]
         except (ValueError, KeyError, AttributeError):
             return line[:QUOTED_CHARACTERS]

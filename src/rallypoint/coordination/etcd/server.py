@@ -47,7 +47,7 @@ VERSION_TIMEOUT_S = 20.0
 # etcd takes every variable with its prefix for a flag. One of them says that it may run on a processor that it was not tested on.
 FLAG_PREFIX = "ETCD_"
 NO_FLAG = "ETCD_UNSUPPORTED_ARCH"
-NOT_FOR_ETCD = ("NOTIFY_SOCKET", "RALLYPOINT_SECRET")  # etcd would tell systemd that *we* are ready; and it knows no job
+NOT_FOR_ETCD = ("NOTIFY_SOCKET", "RALLYPOINT_SECRET", "PET_NOTIFY")  # systemd would take us for ready; etcd knows no job
 QUOTED_CHARACTERS = 200
 _PACKAGE_ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), *[os.pardir] * 3))
 # Whoever starts so late that its parent has gone already would never be told.
