@@ -5,11 +5,14 @@ from __future__ import annotations
 import argparse
 import importlib
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.contestants import PREDECESSOR, TORCHRUN, launchers
 from benchmarks.figures import Figure, table, write_json
 from benchmarks.predecessor import why_not
+from rallypoint.base import report
+from rallypoint.output.progress import metered
 
 __all__ = ["main"]
 
@@ -27,7 +30,7 @@ def main() -> None:
         print("torch is not installed here: torchrun is not measured")
     if why_not():
         print(f"{PREDECESSOR} is not measured: {why_not()}")
-    figures = [figure for part in PARTS if options.only in (None, part) for figure in _measure(part)]
+    figures = _measure_all([part for part in PARTS if options.only in (None, part)])
     path = RESULTS / time.strftime("%Y-%m-%dT%H-%M-%S.json")
     write_json(figures, path)
     print(f"\n{table(figures)}\n\nmedians; every sample is in {path}")
@@ -36,12 +39,26 @@ def main() -> None:
         raise SystemExit(f"missed: {', '.join(missed)}")
 
 
+def _measure_all(parts: Sequence[str]) -> list[Figure]:
+    found: list[Figure] = []
+    with metered("measuring", len(parts), "parts") as meter:
+        for part in parts:
+            found += _measure(part)
+            meter.advance(1)
+    return found
+
+
 def _measure(part: str) -> list[Figure]:
     began = time.monotonic()
-    print(f"{part} ...", end=" ", flush=True)
+    _say(f"{part} ... ")
     figures: list[Figure] = importlib.import_module(f"benchmarks.{part}").measure()
-    print(f"{time.monotonic() - began:.0f} s", flush=True)
+    _say(f"{time.monotonic() - began:.0f} s\n")
     return figures
+
+
+def _say(text: str) -> None:
+    with report.stepping_aside(1):
+        print(text, end="", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A job that loses a worker and recovers: run it with ``make demo``.
+"""A job that loses a worker and recovers: ``rallyrun --standalone --nproc-per-node 4 --max-restarts 3 recover.py FOLDER``.
 
 Each worker adds up its own share of the numbers below and writes a checkpoint after every step. In the first attempt worker 2
 is killed half-way, as the kernel does to a process that uses too much memory. The launcher stops the others and starts the

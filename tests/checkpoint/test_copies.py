@@ -8,7 +8,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -63,7 +63,7 @@ class Cluster:
         self._stack.callback((agent := self.new_agent()).close)
         self.agents[node] = agent
 
-    def begin(self, *order: int) -> None:
+    def begin(self, *order: int, addresses: Sequence[str] = ()) -> None:
         """A generation, in which the agents have places in this order."""
         self.hang_up()
         self.generation += 1
@@ -72,7 +72,8 @@ class Cluster:
         for node, agent in enumerate(self.agents):
             ranks = {local: WORKERS * node + local for local in range(WORKERS)}
             envs: dict[int, dict[str, str]] = {local: {} for local in ranks}
-            agent.prepare(Group(self.generation, node, nodes, WORKERS * nodes, ranks, store, "127.0.0.1"), envs)
+            address = addresses[node] if addresses else "127.0.0.1"
+            agent.prepare(Group(self.generation, node, nodes, WORKERS * nodes, ranks, store, address), envs)
             for local, rank in ranks.items():
                 place = envs[local][defaults.ENV_CHECKPOINT]
                 self.workers.append(Worker(place, rank, WORKERS * nodes, self.generation))
@@ -125,6 +126,22 @@ def check(cluster: Cluster, moment: tuple[int, int], size: int = 100_000) -> Non
     for rank, worker in enumerate(cluster.workers):
         assert moment in worker.slots.moments(), rank
         assert worker.slots.load(moment, copy=True) == state_of(rank, moment[1], size)
+
+
+def test_nobody_waits_for_a_node_that_others_cannot_reach(
+    cluster: Callable[..., Cluster], monkeypatch: pytest.MonkeyPatch, warnings: list[str]
+) -> None:
+    """It has what is its own and can send copies; those that it was to keep are missed by the node whose they are."""
+    monkeypatch.setattr(courier_module, "OTHERS_S", 1000.0)
+    job, addresses = cluster(3), ["127.0.0.1", "256.0.0.1", "127.0.0.1"]
+    for _ in range(2):
+        job.begin(addresses=addresses)
+        for step in range(3):
+            job.save(step)
+        job.wait_until_copied()
+    job.begin(addresses=addresses)
+    check(job, (2, 2))
+    assert any("other nodes cannot reach this one" in line for line in warnings)
 
 
 @pytest.mark.parametrize("lost", [0, 1, 2])

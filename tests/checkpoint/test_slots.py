@@ -196,7 +196,7 @@ def test_killed_after_any_store_there_is_the_old_snapshot_the_new_one_or_none(fd
     assert mark.step == 2
 
 
-def save_and_be_killed(slots: Slots, line: int) -> bool:
+def save_and_be_killed(slots: Slots, line: int, size: int = 100_000) -> bool:
     """A child that is killed before the line of ours with this number, counted in the order in which they run; whether it was."""
     pid = os.fork()
     if pid == 0:
@@ -213,7 +213,7 @@ def save_and_be_killed(slots: Slots, line: int) -> bool:
             return trace
 
         sys.settrace(trace)
-        slots.save(3, state_of(3))
+        slots.save(3, state_of(3, size))
         os._exit(0)
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
 

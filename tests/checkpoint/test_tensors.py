@@ -66,6 +66,35 @@ print("all the same")
 """
 
 
+# The way to a device from memory that its driver knows; the device is the CPU here, which has none.
+FERRY = """
+import mmap, torch
+from rallypoint.checkpoint.devices import Ferry
+
+torch.cuda.synchronize = lambda device: None
+memory = mmap.mmap(-1, 4096)
+kinds = [torch.float16, torch.bfloat16, torch.int8, torch.bool, torch.complex64, torch.float64]
+ferry = Ferry(torch, "cpu", memoryview(memory))
+for kind in kinds:
+    tensor = torch.arange(15).reshape(3, 5).to(kind)
+    size = tensor.numel() * tensor.element_size()
+    memory[64 : 64 + size] = tensor.reshape(-1).view(torch.uint8).numpy().tobytes()
+    found = ferry(64, size, kind, (3, 5))
+    assert torch.equal(found, tensor), kind
+    memory[64 : 64 + size] = bytes(size)
+    assert torch.equal(found, tensor), "it is no view"
+assert ferry(0, 0, torch.float32, (0, 3)).shape == (0, 3)
+assert ferry(64, 4, torch.float32, ()).shape == ()
+ferry.close()
+print("all there")
+"""
+
+
+def test_what_is_ferried_to_a_device_is_there() -> None:
+    ended = subprocess.run([sys.executable, "-c", FERRY], capture_output=True, text=True, timeout=110)
+    assert (ended.stdout, ended.returncode) == ("all there\n", 0), ended.stderr
+
+
 def test_what_comes_out_is_what_went_in() -> None:
     ended = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=110)
     assert (ended.stdout, ended.returncode) == ("all the same\n", 0), ended.stderr

@@ -69,11 +69,92 @@ def test_they_are_the_workers_after_a_restart(
         assert f"ValueError: as ordered; restarting all workers (restart {attempt + 1} of 3)" in node.stderr
     (tmp_path / "finish").touch()
     assert node.wait() == 0, node.stderr
-    (logs,) = (tmp_path / "logs").glob("*/attempt_2/1/stdout.log")
+    (logs,) = (tmp_path / "logs").glob("*_*/attempt_2/1/stdout.log")
     prepared, began = logs.read_text().splitlines()
     assert prepared == "prepares 1 False", "before they had a place"
     assert began.startswith("rank 1 attempt 2 pid ")
     assert logs.with_name("stderr.log").read_text().startswith("also on stderr\nTraceback")
+
+
+# Ten megabytes in each of two slots. What a process has mapped of them when its turn has come it tells before it asks for them.
+SAVES = """
+    import os, pathlib, re, sys, time
+    from rallypoint import worker
+    from rallypoint.worker import checkpoint
+
+    worker.ready()
+    rank, attempt, folder = os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"], pathlib.Path(sys.argv[1])
+    mapped = len(re.findall("memfd:rally-checkpoint", open("/proc/self/maps").read()))
+    found = checkpoint.load()
+    first = 0 if found is None else found.step + 1
+    assert found is None or found.state == bytes([int(rank), found.step]) * 5_000_000
+    for step in range(first, first + 3):
+        checkpoint.save(step, bytes([int(rank), step]) * 5_000_000)
+    print("rank", rank, "attempt", attempt, "pid", os.getpid(), "had mapped", mapped, "and begins at", first, flush=True)
+    while not (folder / "finish").exists():
+        if rank == "1" and (folder / f"die {attempt}").exists():
+            os.kill(os.getpid(), 9)
+        time.sleep(0.01)
+"""
+
+
+def mappings_of(pid: int) -> int:
+    return Path(f"/proc/{pid}/maps").read_text().count("memfd:rally-checkpoint")
+
+
+@pytest.mark.parametrize("preload", [(), ("--preload", "decimal")], ids=["fresh", "warm"])
+def test_they_have_their_snapshots_mapped_before_their_turn(
+    preload: tuple[str, ...], start_rallyrun: StartRallyrun, script: Script, tmp_path: Path
+) -> None:
+    flags = ["--standalone", "--nproc-per-node", "2", "--max-restarts", "2", "--restart-backoff", "0", "--standby", *preload]
+    node = start_rallyrun([*flags, "--checkpoint-memory", "100M", script(SAVES), tmp_path])
+    for attempt in range(2):
+        node.wait_for(workers_are_there(node, attempt))
+        node.wait_for(lambda count=attempt + 1: node.stderr.count(ON_STANDBY) == count)
+        running = pids_of(node.stdout, attempt)
+        waiting = [pid for pid in children_of(node.pid) if pid not in running]
+        node.wait_for(lambda waiting=waiting: sorted(map(mappings_of, waiting))[-2:] == [2, 2])
+        (tmp_path / f"die {attempt}").touch()
+        node.wait_for(workers_are_there(node, attempt + 1))
+    (tmp_path / "finish").touch()
+    assert node.wait() == 0, node.stderr
+    told = re.findall(r"attempt (\d) pid \d+ had mapped (\d) and begins at (\d)", node.stdout)
+    assert sorted(told) == [("0", "0", "0")] * 2 + [("1", "2", "3")] * 2 + [("2", "2", "6")] * 2
+
+
+# What only one process can have: a port, and a lock, which a child in a session of its own has too. And much to be cleared away.
+POSSESSES = """
+    import fcntl, mmap, os, pathlib, signal, socket, sys, time
+    from rallypoint import worker
+
+    worker.ready()
+    attempt, folder = os.environ["TORCHELASTIC_RESTART_COUNT"], pathlib.Path(sys.argv[1])
+    lock = open(folder / "lock", "w")
+    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    listener = socket.create_server(("127.0.0.1", int(sys.argv[2])), reuse_port=False)
+    memory = mmap.mmap(-1, 1 << 29, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE)
+    if os.fork() == 0:
+        os.setsid()
+        signal.pause()
+    print("rank 0 attempt", attempt, "pid", os.getpid(), flush=True)
+    while not (folder / "finish").exists():
+        if (folder / f"die {attempt}").exists():
+            os.kill(os.getpid(), 9)
+        time.sleep(0.01)
+"""
+
+
+def test_nothing_is_held_any_more_by_those_whose_places_they_take(
+    start_rallyrun: StartRallyrun, script: Script, tmp_path: Path
+) -> None:
+    """Also by one that takes the kernel a while to clear away: nobody begins before all of the generation before are gone."""
+    flags = ["--standalone", "--nproc-per-node", "1", "--max-restarts", "1", "--restart-backoff", "0", "--standby"]
+    node = start_rallyrun([*flags, script(POSSESSES), tmp_path, str(free_port())])
+    node.wait_for_line(ON_STANDBY)
+    (tmp_path / "die 0").touch()
+    node.wait_for(lambda: pids_of(node.stdout, 1))
+    (tmp_path / "finish").touch()
+    assert node.wait() == 0, node.stderr
 
 
 def test_a_program_that_never_says_that_it_is_ready_is_restarted_as_always(rallyrun: RunRallyrun, script: Script) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from tests.conftest import RunRallyrun, StartRallyrun
+from tests.ports import free_port
 
 Script = Callable[..., Path]
 
@@ -83,12 +84,19 @@ FACTS = """
 RANDOM = ("random", "hash", "modules")
 
 
-def compare(rallyrun: RunRallyrun, folder: Path, command: Sequence[str | Path], env: dict[str, str], code: int) -> list[Any]:
+def compare(
+    rallyrun: RunRallyrun,
+    folder: Path,
+    command: Sequence[str | Path],
+    env: dict[str, str],
+    code: int,
+    preload: str = "decimal,email.message",
+) -> list[Any]:
     """The facts of two workers of each kind, after the same start."""
     found = []
-    for kind, flags in (("fresh", []), ("warm", ["--preload", "decimal,email.message"])):
+    for kind, flags in (("fresh", []), ("warm", ["--preload", preload])):
         (folder / kind).mkdir()
-        common = ["--standalone", "--nproc-per-node", "2", "--log-dir", folder / kind, *flags]
+        common = ["--standalone", "--nproc-per-node", "2", "--no-proctitle", "--log-dir", folder / kind, *flags]
         ended = rallyrun([*common, *command, folder / "facts-${local_rank}", str(code)], env)
         assert ended.stdout.count("at exit") == 2, ended.stderr
         assert (ended.returncode, "import decimal" in ended.stderr) == (bool(code), False), ended.stderr
@@ -99,7 +107,7 @@ def compare(rallyrun: RunRallyrun, folder: Path, command: Sequence[str | Path], 
 
 def without_unique(facts: dict[str, Any]) -> dict[str, Any]:
     """Names of folders and ports are drawn anew for every job."""
-    drawn = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE", "MASTER_PORT", "RALLYPOINT_RUN_ID")
+    drawn = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE", "MASTER_PORT", "RALLYPOINT_RUN_ID", "RALLYPOINT_PULSE")
     environment = {name: value for name, value in facts["environment"].items() if name not in drawn}
     same = {name: value for name, value in facts.items() if name not in RANDOM}
     return dict(json.loads(re.sub(r" at 0x[0-9a-f]+", "", json.dumps({**same, "environment": environment}))))
@@ -131,6 +139,19 @@ def test_a_warm_worker_differs_from_a_fresh_one_in_nothing_but_what_it_has_impor
         assert set(one["modules"]) <= set(other["modules"])
     assert len({one["random"] for one in (*fresh, *warm)}) == 4, "each draws for itself"
     assert len({one["hash"] for one in warm}) == 1, "the seed of hashes is the keeper's"
+
+
+def test_a_worker_that_is_measured_differs_in_nothing(rallyrun: RunRallyrun, script: Script, tmp_path: Path) -> None:
+    """The first run with ``--preload auto``, of which nothing is known yet."""
+    with TemporaryDirectory(dir="/tmp") as short:
+        env = {"TMPDIR": short, "PET_PRELOAD": "", "PYTHONPATH": str(tmp_path / "somewhere")}
+        fresh, measured = compare(rallyrun, tmp_path, [script(FACTS, "facts.py")], env, 0, "auto")
+    assert (tmp_path / "warm" / ".rallypoint-preload.json").exists()
+    for one, other in zip(fresh, measured, strict=True):
+        expected, found = without_unique(one), without_unique(other)
+        for name, value in expected.items():
+            assert found[name] == value, name
+        assert set(other["modules"]) - {"__future__"} == set(one["modules"]) - {"__future__"}
 
 
 RESTARTS = """
@@ -188,10 +209,17 @@ def test_a_module_of_the_programs_own_is_not_hidden(rallyrun: RunRallyrun, scrip
     assert f"the program would get decimal from its own folder, {tmp_path}" in ended.stderr
 
 
-def test_what_is_no_module_is_told_before_anything_starts(rallyrun: RunRallyrun, script: Script) -> None:
-    ended = rallyrun(["--standalone", "--preload", "torch,my-module", script("print('ran')")])
+@pytest.mark.parametrize(
+    ("modules", "told"),
+    [
+        ("torch,my-module", "--preload: 'my-module' is not the name of a module"),
+        ("auto,torch", "--preload: auto chooses the modules itself, and stands alone"),
+    ],
+)
+def test_what_is_no_module_is_told_before_anything_starts(modules: str, told: str, rallyrun: RunRallyrun, script: Script) -> None:
+    ended = rallyrun(["--standalone", "--preload", modules, script("print('ran')")])
     assert (ended.returncode, ended.stdout) == (2, "")
-    assert "--preload: 'my-module' is not the name of a module" in ended.stderr
+    assert told in ended.stderr
 
 
 def test_a_signal_during_the_imports_ends_it(start_rallyrun: StartRallyrun, tmp_path: Path, script: Script) -> None:
@@ -201,6 +229,28 @@ def test_a_signal_during_the_imports_ends_it(start_rallyrun: StartRallyrun, tmp_
     job.send_signal(signal.SIGTERM)
     assert job.wait() == 128 + signal.SIGTERM
     assert "ran" not in job.stdout
+
+
+@pytest.mark.parametrize("form", [(), ("--run-path",)], ids=["script", "function"])
+def test_a_node_that_waits_for_another_imports_meanwhile(
+    form: tuple[str, ...], start_rallyrun: StartRallyrun, script: Script, tmp_path: Path
+) -> None:
+    """And its workers, whose arguments and environments are known later, are forks of the very process that did."""
+    (tmp_path / "slow_module.py").write_text("import os\nPID = os.getpid()\nprint('imported by', PID, flush=True)\n")
+    told = "import os\nfrom slow_module import PID\nos.write(1, f\"rank {os.environ['RANK']} has that of {PID}\\n\".encode())\n"
+    env = {"PYTHONPATH": str(tmp_path), "PET_PRELOAD": "slow_module", "TORCHELASTIC_ENABLE_FILE_TIMER": "1"}
+    endpoint = f"127.0.0.1:{free_port()}"
+    meeting = ["--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint, "--local-addr", "127.0.0.1"]
+    flags = ["--nproc-per-node", "2", "--hang-timeout", "60", "--checkpoint-memory", "1M"]
+    command = [*meeting, *flags, *form, script(told), "${local_rank}"]
+    nodes = [start_rallyrun(command, env)]
+    (keeper,) = re.findall(r"imported by (\d+)", nodes[0].wait_for_line("imported by"))
+    assert "rank" not in nodes[0].stdout, "nobody can begin before the other has come"
+    nodes.append(start_rallyrun(command, env))
+    for node in nodes:
+        assert node.wait() == 0, node.stderr
+    assert sorted(re.findall(r"rank \d has that of (\d+)", nodes[0].stdout)) == [keeper] * 2
+    assert [node.stdout.count("imported by") + node.stderr.count("imported by") for node in nodes] == [1, 1]
 
 
 FUNCTION = """

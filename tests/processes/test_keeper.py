@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from tests.conftest import PATIENCE_S
 
+from rallypoint.processes.context import wait_readable
 from rallypoint.processes.kernel import stat_fields
 from rallypoint.processes.licence import Licence
 from rallypoint.processes.warden_client import Exited, Expired, FailedToStart, Kept, Launch, Report, Rest, Started, WardenClient
@@ -45,8 +46,9 @@ class Group:
     def launch(self, code: str, rank: int = 0) -> Launch:
         return Launch(rank, (sys.executable, "-c", textwrap.dedent(code), str(rank)), {**self.env, "RANK": str(rank)}, {})
 
-    def keep(self, code: str = WARM, modules: tuple[str, ...] = ("warm_module",)) -> None:
-        self.warden.keep(self.launch(code).replace(env={**self.env, "PYTHONPATH": in_front(str(self.folder))}), modules)
+    def keep(self, code: str = WARM, modules: tuple[str, ...] = ("warm_module",), arguments: tuple[str, ...] = ()) -> None:
+        launch = self.launch(code).replace(env={**self.env, "PYTHONPATH": in_front(str(self.folder))})
+        self.warden.keep(launch.replace(argv=(*launch.argv, *arguments)), modules)
 
     def spawn(self, code: str = WARM, count: int = 1, **rest: Any) -> None:
         self.warden.spawn([self.launch(code, rank) for rank in range(count)], **rest)
@@ -113,11 +115,24 @@ def test_one_keeper_serves_group_after_group(group: Group) -> None:
     assert group.exit_codes() == [IS_WARM]
     keeper = keeper_of(group)
     for _ in range(3):
-        group.keep()
+        group.keep(arguments=("others", "than before"))
         group.spawn(count=2)
         assert group.exit_codes(2) == [IS_WARM] * 2
     assert keeper_of(group) == keeper
     assert len(group.hear(Kept)) == 1
+
+
+def test_what_was_heard_of_it_while_there_were_no_workers_is_for_the_next(
+    group: Group, wait_until: Callable[..., object]
+) -> None:
+    group.keep(modules=("no_such_module",))
+    wait_until(lambda: wait_readable([group.warden.fileno()], 1.0))
+    assert group.warden.is_idle()
+    assert group.warden.disown()
+    assert group.warden.is_idle()
+    assert [one.state for one in group.warden.receive()] == ["refused"]
+    group.spawn()
+    assert group.exit_codes() == [IS_FRESH]
 
 
 def test_it_is_no_leftover_of_the_workers(group: Group) -> None:

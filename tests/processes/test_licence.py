@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 from tests.pace import is_kept
 
-from rallypoint.coordination.embedded import handshake
+from rallypoint.coordination import engine
 from rallypoint.errors import LicenceOverError
 from rallypoint.output.log_specs import DefaultLogsSpecs
 from rallypoint.processes import warden_client
@@ -119,14 +119,14 @@ def test_the_page_says_what_was_written_last(licence: Licence) -> None:
 
 def test_the_page_keeps_a_testimony_until_it_is_taken_back(licence: Licence) -> None:
     assert read_testimony(licence.fileno()) is None
-    long, short = (handshake.Testimony(((2, ("127.0.0.1", 1234)),), b"hello" * n, b"key", b"context") for n in (50, 1))
+    long, short = (engine.Testimony("agent", ((2, ("127.0.0.1", 1234)),), (b"hello" * n, b"key", b"context")) for n in (50, 1))
     for one in (long, short):
         licence.entrust(one)
-        assert read_testimony(licence.fileno()) == (one.addresses, one.hello, one.key, one.context)
+        assert read_testimony(licence.fileno()) == one.fields()
     licence.entrust(None)
     assert read_testimony(licence.fileno()) is None
     with pytest.raises(ValueError, match="does not fit"):
-        licence.entrust(handshake.Testimony((), b"x" * 5000, b"", b""))
+        licence.entrust(engine.Testimony("agent", (), (b"x" * 5000,)))
 
 
 def test_a_page_that_is_half_written_allows_nothing(licence: Licence) -> None:

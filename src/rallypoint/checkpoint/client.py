@@ -20,19 +20,20 @@ import sys
 
 from rallypoint.base import defaults, environment
 from rallypoint.base.records import Value
-from rallypoint.checkpoint.layout import newest_common
+from rallypoint.checkpoint.layout import newest_common, read_place
 from rallypoint.errors import UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from typing import Any
 
+    from rallypoint.checkpoint.ahead import Mapped
     from rallypoint.checkpoint.layout import Moment
     from rallypoint.checkpoint.line import Line
     from rallypoint.checkpoint.slots import Slots
 
-__all__ = ["Snapshot", "load", "save", "wait"]
+__all__ = ["Snapshot", "adopt", "ask_and_tell", "load", "save", "wait"]
 
 AGREEMENT_TIMEOUT_S = 300.0
 
@@ -53,10 +54,18 @@ class _Desk:
         self.pending: Callable[[], None] | None = None  # what completes the latest save
         self.is_open = False
         self.calls = 0  # of load()
+        self.mapped: Sequence[Mapped] = ()  # slots that were mapped before this process was a worker
         self.has_warned = False
+        self.is_asked_for: Callable[[], bool] = lambda: False  # whether the next snapshot is the last that this node keeps
+        self.tell_safe: Callable[[], None] = lambda: None
 
 
 _desk = _Desk()
+
+
+def ask_and_tell(is_asked_for: Callable[[], bool], tell_safe: Callable[[], None]) -> None:
+    """For `rallypoint.worker`: whether a node has to leave once this is saved, and what to call when it is."""
+    _desk.is_asked_for, _desk.tell_safe = is_asked_for, tell_safe
 
 
 def save(step: int, state: Any, *, blocking: bool = True) -> None:
@@ -90,6 +99,10 @@ def wait() -> None:
         finish()
         if _desk.line is not None:
             _desk.line.tell_saved()
+        if _desk.is_asked_for():
+            if _desk.line is not None:
+                _desk.line.wait_until_copied()
+            _desk.tell_safe()
 
 
 def load(*, device: Any = None, copy: bool = True, timeout_s: float = AGREEMENT_TIMEOUT_S) -> Snapshot | None:
@@ -110,22 +123,29 @@ def load(*, device: Any = None, copy: bool = True, timeout_s: float = AGREEMENT_
     return None if newest is None else Snapshot(newest[1], slots.load(newest, copy, device))
 
 
+def adopt(mapped: Sequence[Mapped]) -> None:
+    """This process has waited for its place, and had these slots mapped meanwhile; they may be others than it has now."""
+    _desk.mapped = mapped
+
+
 def _slots() -> Slots | None:
     if not _desk.is_open:
         _desk.is_open = True
         if place := environment.text(defaults.ENV_CHECKPOINT):
             from rallypoint.checkpoint.slots import Slots
 
-            files, most_bytes, line_fd = place.split(":")
-            if line_fd:
+            told = read_place(place)
+            if told.line is not None:
                 from rallypoint.checkpoint.line import Line
 
-                _desk.line = Line(int(line_fd))
+                _desk.line = Line(told.line)
                 _desk.line.wait_until_ready()
-            rank, world = int(environment.text(defaults.ENV_RANK, "0")), int(environment.text(defaults.ENV_WORLD_SIZE, "1"))
-            _desk.slots = Slots(
-                [*map(int, files.split(","))], int(most_bytes), rank, world, int(environment.text(defaults.ENV_GENERATION, "1"))
+            rank, world, generation = (
+                int(environment.text(name, least))
+                for name, least in ((defaults.ENV_RANK, "0"), (defaults.ENV_WORLD_SIZE, "1"), (defaults.ENV_GENERATION, "1"))
             )
+            _desk.slots = Slots(told.files, told.most_bytes, rank, world, generation, _desk.mapped)
+            _desk.mapped = ()
     return _desk.slots
 
 

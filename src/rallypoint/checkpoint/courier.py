@@ -39,9 +39,12 @@ PLAN_KEY = "rallypoint/snapshots/plan"
 
 
 class Courier:
-    """A thread of its own, from `start` to `stop`: after that nothing is written any more to what workers have."""
+    """A thread of its own, from `start` to `stop`: after that nothing is written any more to what workers have.
 
-    def __init__(self, vault: Vault, depot: Depot, group: Group, bytes_per_s: int | None) -> None:
+    Without a `depot` other nodes can have nothing from this one, and are told so.
+    """
+
+    def __init__(self, vault: Vault, depot: Depot | None, group: Group, bytes_per_s: int | None) -> None:
         assert group.store is not None
         self._vault, self._depot, self._store, self._group, self._bytes_per_s = vault, depot, group.store, group, bytes_per_s
         pairs = {local_rank: socket.socketpair() for local_rank in group.ranks}
@@ -142,9 +145,10 @@ class Courier:
     # --- what we lack ------------------------------------------------------------------------------------------------------
 
     def _fetch_all(self) -> None:
-        group, key = self._group, self._depot.key.hex()
+        group, depot = self._group, self._depot
         ranks = tuple(sorted(group.ranks.values()))
-        ours = Inventory(self._depot.host, self._depot.port, key, ranks, tuple(self._vault.holdings(group.world)))
+        where = ("", 0, "") if depot is None else (depot.host, depot.port, depot.key.hex())
+        ours = Inventory(*where, ranks, tuple(self._vault.holdings(group.world)))
         self._store.set(_key_of(group.node), encode(ours))
         if group.node == 0:
             keys = [_key_of(node) for node in range(group.nodes)]
@@ -172,7 +176,7 @@ class Courier:
 
     def _fetch_from(self, there: Inventory, rank: int, plan: Plan) -> bool:
         assert plan.moment is not None
-        channel = Channel.call(there.host, there.port, bytes.fromhex(there.key))
+        channel = _call(there)
         try:
             self._use(channel).say("get", rank, self._group.world, *plan.moment)
             answer = channel.hear()
@@ -245,7 +249,7 @@ class Courier:
             node = partner_of(self._group.node, self._group.nodes)
             assert node is not None
             there = decode_inventory(self._store.get(_key_of(node)))
-            self._partner = self._use(Channel.call(there.host, there.port, bytes.fromhex(there.key)))
+            self._partner = self._use(_call(there))
         return self._put(self._partner, fd, mark)
 
     def _hang_up(self) -> None:
@@ -291,6 +295,12 @@ class _Pace:
                 poll.register(self._wake.fileno(), select.POLLIN)
                 poll.poll(1000 * wait_s)
             self._sent += count
+
+
+def _call(there: Inventory) -> Channel:
+    if not there.host:
+        raise TransferError("other nodes cannot reach the one that has it")
+    return Channel.call(there.host, there.port, bytes.fromhex(there.key))
 
 
 def _heard(line: socket.socket) -> bytes:

@@ -1,8 +1,8 @@
 """Tensors on a GPU: their way into the kept memory, and back, as fast as the bus goes.
 
 A copy is fast only where the memory is pinned. What is kept is registered with the driver for that, which takes longer than a
-copy, but once for each slot and process. A worker that was restarted copies only once: it goes by way of a few small buffers that
-are pinned, each filled while the one before it is on its way.
+copy, but once for each slot and process; on standby it is done ahead (`ahead`). Any other worker that is restarted copies only
+once: it goes by way of a few small buffers that are pinned, each filled while the one before it is on its way.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-__all__ = ["Carrier", "DevicePart", "Read", "Registered"]
+__all__ = ["Carrier", "DevicePart", "Ferry", "Read", "Registered"]
 
 BUFFERS, BUFFER_BYTES = 8, 16 << 20
 
@@ -51,12 +51,29 @@ class Registered:
         holder = ctypes.c_char.from_buffer(memory)
         self._address = ctypes.addressof(holder)
         del holder  # or the mapping could not be closed
-        self._is_known = int(self._runtime.cudaHostRegister(self._address, len(memory), 0)) == 0
+        self.is_known = int(self._runtime.cudaHostRegister(self._address, len(memory), 0)) == 0
 
     def close(self) -> None:
-        if self._is_known:
-            self._is_known = False
+        if self.is_known:
+            self.is_known = False
             self._runtime.cudaHostUnregister(self._address)
+
+
+class Ferry:
+    """Puts tensors on a device, from kept memory that the driver knows; they are there after `close`."""
+
+    def __init__(self, torch: Any, device: Any, body: memoryview) -> None:
+        self._torch, self._device, self._body = torch, torch.device(device), body
+
+    def __call__(self, begin: int, size: int, dtype: Any, shape: tuple[int, ...]) -> Any:
+        tensor = self._torch.empty(shape, dtype=dtype, device=self._device)
+        if size:
+            kept = self._torch.frombuffer(self._body[begin : begin + size], dtype=self._torch.uint8)
+            tensor.reshape(-1).view(self._torch.uint8).copy_(kept, non_blocking=True)
+        return tensor
+
+    def close(self) -> None:
+        self._torch.cuda.synchronize(self._device)
 
 
 class Carrier:

@@ -18,8 +18,8 @@ from collections.abc import Sequence
 from rallypoint.base.records import Value
 
 __all__ = [
-    "BODY_AT", "MARK_BYTES", "NO_MARK", "Begun", "Mark", "Moment", "newest_common", "place_parts", "read_mark", "slot_to_write",
-    "write_mark",
+    "BODY_AT", "MARK_BYTES", "NO_MARK", "Begun", "Mark", "Moment", "Place", "newest_common", "place_parts", "read_mark",
+    "read_place", "slot_to_write", "write_mark", "write_place",
 ]  # fmt: skip
 
 BODY_AT = 4096
@@ -59,6 +59,23 @@ class Begun(Value):
 
     generation: int
     at: Moment | None
+
+
+class Place(Value):
+    """What a worker is told: the numbers of its slots' files, how much they may take together, and its line to the agent."""
+
+    files: tuple[int, ...]
+    most_bytes: int
+    line: int | None
+
+
+def write_place(place: Place) -> str:
+    return f"{','.join(map(str, place.files))}:{place.most_bytes}:{'' if place.line is None else place.line}"
+
+
+def read_place(text: str) -> Place:
+    files, most_bytes, line = text.split(":")
+    return Place(tuple(map(int, files.split(","))), int(most_bytes), int(line) if line else None)
 
 
 def write_mark(mark: Mark) -> bytes:

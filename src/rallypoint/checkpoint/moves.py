@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from rallypoint.base.json_text import read_count, read_fields, read_list, read_text
+from rallypoint.base.json_text import from_json, read_count, read_fields, read_list, read_text, whole
 from rallypoint.base.records import Value
 from rallypoint.checkpoint.layout import Moment, newest_common
 
@@ -85,20 +85,16 @@ def decode_inventory(data: bytes) -> Inventory:
         "ranks": partial(read_list, MOST, read_count),
         "holds": partial(read_list, MOST, _read_holding),
     }
-    return Inventory(**read_fields(_read(data), readers))
+    return Inventory(**read_fields(from_json(data), readers))
 
 
 def decode_plan(data: bytes) -> Plan:
     """ValueError: it is none."""
-    fields = read_fields(_read(data), {"moment": _read_moment, "moves": partial(read_list, MOST, _read_move)})
+    fields = read_fields(from_json(data), {"moment": _read_moment, "moves": partial(read_list, MOST, _read_move)})
     return Plan(fields["moment"], dict(fields["moves"]))
 
 
-def _read(data: bytes) -> object:
-    try:
-        return json.loads(data)
-    except RecursionError:
-        raise ValueError("nested too deeply") from None
+_read_number = whole(-NUMBERS, NUMBERS - 1, "must be an integer of 62 bits")
 
 
 def _read_moment(value: object) -> Moment | None:
@@ -117,9 +113,3 @@ def _read_move(value: object) -> tuple[int, tuple[int, ...]]:
     if not isinstance(value, list) or len(value) != 2:
         raise ValueError("must be a rank and a list of nodes")
     return read_count(value[0]), read_list(MOST, read_count, value[1])
-
-
-def _read_number(value: object) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not -NUMBERS <= value < NUMBERS:
-        raise ValueError("must be an integer of 62 bits")
-    return value

@@ -9,7 +9,8 @@ from functools import partial
 from typing import Any
 
 from rallypoint.base import environment
-from rallypoint.checkpoint.devices import Carrier, DevicePart, Registered
+from rallypoint.checkpoint.ahead import Mapped, adopt
+from rallypoint.checkpoint.devices import Carrier, DevicePart, Ferry
 from rallypoint.checkpoint.layout import (
     BODY_AT,
     MARK_BYTES,
@@ -22,6 +23,7 @@ from rallypoint.checkpoint.layout import (
     slot_to_write,
     write_mark,
 )
+from rallypoint.checkpoint.rooms import make_room, room_of
 from rallypoint.checkpoint.trees import Part, put_together, take_apart
 from rallypoint.errors import CheckpointMemoryError, UsageError
 
@@ -33,10 +35,13 @@ ROOM_BYTES = 1 << 20  # a slot has a multiple of this: a snapshot that grows a l
 class Slots:
     """Where snapshots of this rank are written and read; `most_bytes` is for all slots together."""
 
-    def __init__(self, fds: Sequence[int], most_bytes: int, rank: int, world: int, generation: int = 1) -> None:
+    def __init__(
+        self, fds: Sequence[int], most_bytes: int, rank: int, world: int, generation: int = 1, mapped: Sequence[Mapped] = ()
+    ) -> None:
+        """`mapped` was ahead of its time; what of it is in these files is used."""
         self._fds, self._most_bytes, self._rank, self._world, self._generation = fds, most_bytes, rank, world, generation
         self._begun: Begun | None = None  # once that is known
-        self._pinned: dict[int, _Pinned] = {}  # by slot, where tensors on devices are saved
+        self._mapped = adopt(mapped, fds)  # by slot, for good: where tensors on devices are saved
 
     def marks(self) -> list[Mark | None]:
         return [read_mark(os.pread(fd, MARK_BYTES, 0)) for fd in self._fds]
@@ -67,25 +72,37 @@ class Slots:
         count = max((one.count for one in marks if one), default=0) + 1
         mark = Mark(count, self._generation, step, self._rank, self._world, len(head), size)
         if any(isinstance(part, DevicePart) for part in parts):
-            view = memoryview(self._pin(slot))
+            view = memoryview(self._pin(slot).memory)
         else:
-            view = memoryview(mmap.mmap(self._fds[slot], BODY_AT + size))
+            view = self._view(slot, BODY_AT + size)
         begin_write(view, head, parts, places)
         return partial(finish_write, view, mark, parts)
 
-    def _pin(self, slot: int) -> mmap.mmap:
+    def _pin(self, slot: int) -> Mapped:
         """The whole slot, mapped for good and known to the driver."""
-        size = os.fstat(self._fds[slot]).st_size
-        pinned = self._pinned.get(slot)
-        if pinned is None or len(pinned.memory) != size:
-            self._unpin(slot)
-            pinned = self._pinned[slot] = _Pinned(mmap.mmap(self._fds[slot], size))
-        return pinned.memory
+        mapped = self._held(slot)
+        if mapped is None:
+            mapped = self._mapped[slot] = Mapped(self._fds[slot], room_of(self._fds[slot]))
+        mapped.register(_torch())
+        return mapped
 
-    def _unpin(self, slot: int) -> None:
-        pinned = self._pinned.pop(slot, None)
-        if pinned is not None:
-            pinned.close()
+    def _held(self, slot: int) -> Mapped | None:
+        """The slot as it is mapped for good, if it is that and has not got another room meanwhile."""
+        mapped = self._mapped.get(slot)
+        if mapped is not None and mapped.room != room_of(self._fds[slot]):
+            self._let_go(slot)
+            return None
+        return mapped
+
+    def _let_go(self, slot: int) -> None:
+        mapped = self._mapped.pop(slot, None)
+        if mapped is not None:
+            mapped.close()
+
+    def _view(self, slot: int, size: int) -> memoryview:
+        """The beginning of a slot."""
+        mapped = self._held(slot)
+        return memoryview(mmap.mmap(self._fds[slot], size) if mapped is None else mapped.memory)[:size]
 
     def _make_room(self, slot: int, size: int) -> None:
         """Refused while nothing is lost. What is reserved here cannot be missing in the middle of a copy."""
@@ -98,13 +115,10 @@ class Slots:
             )
         if size <= here <= 2 * room:
             return
-        self._unpin(slot)
-        os.pwrite(self._fds[slot], NO_MARK, 0)
-        os.ftruncate(self._fds[slot], room)
+        self._let_go(slot)
         try:
-            os.posix_fallocate(self._fds[slot], 0, room)
+            make_room(self._fds[slot], room)
         except OSError as error:
-            os.ftruncate(self._fds[slot], 0)
             raise CheckpointMemoryError(f"there is no memory for a snapshot of {size:,} bytes: {error.strerror}") from error
 
     # --- reading -----------------------------------------------------------------------------------------------------------
@@ -114,13 +128,19 @@ class Slots:
         marks = [(slot, mark) for slot, mark in enumerate(self.marks()) if mark is not None]
         kept = [(slot, mark) for slot, mark in marks if self._is_ours(mark) and mark.moment == moment]
         slot, mark = max(kept, key=lambda one: one[1].count)
-        body = memoryview(mmap.mmap(self._fds[slot], BODY_AT + mark.body_bytes))[BODY_AT:]
-        carrier = None if device is None else Carrier(_torch(), device, partial(_read, self._fds[slot]))
+        body = self._view(slot, BODY_AT + mark.body_bytes)[BODY_AT:]
+        carrier = None if device is None else self._carrier(slot, device, body)
         try:
             return put_together(body[: mark.head_bytes], body, place_parts, copy, carrier)
         finally:
             if carrier is not None:
                 carrier.close()
+
+    def _carrier(self, slot: int, device: Any, body: memoryview) -> Carrier | Ferry:
+        mapped = self._held(slot)
+        if mapped is not None and mapped.is_registered:
+            return Ferry(_torch(), device, body)
+        return Carrier(_torch(), device, partial(_read, self._fds[slot]))
 
 
 def _torch() -> Any:
@@ -135,16 +155,6 @@ def _read(fd: int, target: memoryview, begin: int) -> None:
     while target:
         count = os.preadv(fd, [target], BODY_AT + begin)
         target, begin = target[count:], begin + count
-
-
-class _Pinned:
-    def __init__(self, memory: mmap.mmap) -> None:
-        self.memory = memory
-        self._registered = Registered(_torch(), memory)
-
-    def close(self) -> None:
-        self._registered.close()
-        self.memory.close()
 
 
 # In this order: whoever is killed within it, or between the two, leaves a slot without a mark, or a whole snapshot.

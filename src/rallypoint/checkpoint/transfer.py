@@ -16,7 +16,9 @@ import socket
 import struct
 from collections.abc import Callable
 
-from rallypoint.checkpoint.layout import BODY_AT, MARK_BYTES, NO_MARK, Mark, read_mark, write_mark
+from rallypoint.base.json_text import from_json
+from rallypoint.checkpoint.layout import BODY_AT, MARK_BYTES, Mark, read_mark, write_mark
+from rallypoint.checkpoint.rooms import make_room
 from rallypoint.coordination.embedded.handshake import ClientHandshake, HandshakeRefused, ServerHandshake, Welcome
 from rallypoint.coordination.embedded.wire import (
     LENGTH_BYTES,
@@ -59,14 +61,14 @@ class Channel:
         self._be_patient(GREETING_S)
 
     @classmethod
-    def call(cls, host: str, port: int, key: bytes) -> Channel:
+    def call(cls, host: str, port: int, key: bytes, name: str = NAME) -> Channel:
         try:
             sock = socket.create_connection((host, port), CONNECT_S)
             tune(sock)
         except OSError as error:
             raise TransferError(f"{host} port {port}: {error.strerror or error}") from None
         channel = cls(sock)
-        shake = ClientHandshake(NAME, key)
+        shake = ClientHandshake(name, key)
         try:
             channel._send_frame(shake.hello())
             proof = shake.answer(channel._read_frame(SMALL_FRAME_BYTES))
@@ -82,9 +84,9 @@ class Channel:
         channel._be_patient(SILENCE_S)
         return channel
 
-    def welcome(self, key: bytes) -> None:
+    def welcome(self, key: bytes, name: str = NAME) -> None:
         """The other side has called: it is to prove that it knows the key."""
-        shake = ServerHandshake(NAME, key, Welcome("", ""))
+        shake = ServerHandshake(name, key, Welcome("", ""))
         try:
             while not shake.is_over:
                 answer = shake.answer(self._read_frame(SMALL_FRAME_BYTES))
@@ -114,12 +116,22 @@ class Channel:
     def hear(self) -> list[Any]:
         """A word, and what belongs to it."""
         try:
-            message = json.loads(self._open(self._read_frame(FRAME_BYTES + SEAL_BYTES)))
-        except (ValueError, RecursionError) as error:  # also what has the wrong seal
+            message = from_json(self._open(self._read_frame(FRAME_BYTES + SEAL_BYTES)))
+        except ValueError as error:  # also what has the wrong seal
             raise TransferError(f"it says what cannot be understood: {error}") from None
         if not isinstance(message, list) or not message or not isinstance(message[0], str):
             raise TransferError("it says what cannot be understood")
         return message
+
+    def send(self, block: bytes) -> None:
+        """Bytes, of which there are few enough for a frame."""
+        self._send_frame(block)
+
+    def receive(self) -> bytes:
+        try:
+            return self._open(self._read_frame(FRAME_BYTES + SEAL_BYTES))
+        except ValueError as error:
+            raise TransferError(f"it sends what it did not seal: {error}") from None
 
     # --- snapshots ---------------------------------------------------------------------------------------------------------
 
@@ -146,11 +158,8 @@ class Channel:
         """Into a file that has no mark until the caller writes it."""
         size = BODY_AT + mark.body_bytes
         try:
-            os.pwrite(fd, NO_MARK, 0)
-            os.ftruncate(fd, size)
-            os.posix_fallocate(fd, 0, size)
+            make_room(fd, size)
         except OSError as error:
-            os.ftruncate(fd, 0)
             raise TransferError(f"there is no memory for {size:,} bytes: {error.strerror}") from None
         at, head_end = BODY_AT, BODY_AT + mark.head_bytes
         while at < head_end:

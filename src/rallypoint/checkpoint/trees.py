@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from rallypoint.base import environment
-from rallypoint.checkpoint.devices import Carrier, DevicePart
+from rallypoint.checkpoint.devices import Carrier, DevicePart, Ferry
 from rallypoint.errors import UsageError
 
 __all__ = ["Part", "put_together", "take_apart"]
@@ -74,7 +74,7 @@ def _part_of(tensor: Any) -> Part:
 
 
 class _Joiner(pickle.Unpickler):
-    def __init__(self, head: memoryview, parts: Sequence[Kept], copy: bool, carrier: Carrier | None) -> None:
+    def __init__(self, head: memoryview, parts: Sequence[Kept], copy: bool, carrier: Carrier | Ferry | None) -> None:
         self._parts, self._copy, self._carrier = parts, copy, carrier
         super().__init__(io.BytesIO(head), buffers=[self._own(part.view) for part in parts if not part.is_tensor])
 
@@ -103,7 +103,9 @@ def take_apart(state: Any) -> tuple[bytes, list[Part | DevicePart]]:
     return pickle.dumps(sizes) + body.getvalue(), taker.parts
 
 
-def put_together(head: memoryview, body: memoryview, place: Place, copy: bool = True, carrier: Carrier | None = None) -> Any:
+def put_together(
+    head: memoryview, body: memoryview, place: Place, copy: bool = True, carrier: Carrier | Ferry | None = None
+) -> Any:
     """The state whose head this is; `place` says where in the body the parts are, given the head's length and their sizes.
 
     Tensors that were on a device are given to the `carrier`, if there is one. All else is a copy, or a view of the body.

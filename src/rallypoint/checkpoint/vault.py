@@ -24,7 +24,19 @@ from rallypoint.base.outbox import Deputy
 from rallypoint.base.records import Value
 from rallypoint.base.signals import inbox
 from rallypoint.base.text import many
-from rallypoint.checkpoint.layout import BODY_AT, MARK_BYTES, Begun, Mark, Moment, read_mark, slot_to_write, write_mark
+from rallypoint.checkpoint.layout import (
+    BODY_AT,
+    MARK_BYTES,
+    Begun,
+    Mark,
+    Moment,
+    Place,
+    read_mark,
+    slot_to_write,
+    write_mark,
+    write_place,
+)
+from rallypoint.checkpoint.rooms import clear_room
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -107,8 +119,8 @@ class Snapshots:
                 self._depot = Depot(self._vault, group.address)
             except OSError as error:
                 report.warn(f"--checkpoint-copies: other nodes cannot reach this one: {error.strerror or error}")
-                return None
-            self._depot.begin(group.generation)
+            else:
+                self._depot.begin(group.generation)
         return Courier(self._vault, self._depot, group, self._bytes_per_s)
 
     def started(self) -> None:
@@ -205,9 +217,9 @@ class Vault:
         while guests and sum(map(_size, guests)) > self._guest_bytes and _newest_generation(guests[0]) < newest:
             _clear(guests.pop(0))
 
-    def variables(self, fds: tuple[int, ...], line_fd: int | str = "") -> dict[str, str]:
+    def variables(self, fds: tuple[int, ...], line_fd: int | None = None) -> dict[str, str]:
         """What a worker with these files is told."""
-        return {defaults.ENV_CHECKPOINT: f"{','.join(map(str, fds))}:{self._each_bytes}:{line_fd}"}
+        return {defaults.ENV_CHECKPOINT: write_place(Place(fds, self._each_bytes, line_fd))}
 
     # --- for other nodes ---------------------------------------------------------------------------------------------------
 
@@ -360,7 +372,7 @@ def _size(shelf: Shelf) -> int:
 
 def _clear(shelf: Shelf) -> None:
     for fd in shelf:
-        os.ftruncate(fd, 0)
+        clear_room(fd)
 
 
 def _name(rank: int, world: int, slot: int) -> str:

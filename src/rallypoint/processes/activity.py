@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 
 from rallypoint.base.records import Value
 from rallypoint.processes import kernel
@@ -11,9 +12,13 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["ProcessSight", "families_of", "is_uninterruptible_state", "look_at", "read_file", "read_proc_state", "threads_of"]
+__all__ = [
+    "ProcessSight", "families_of", "is_uninterruptible_state", "look_at", "read_file", "read_proc_state", "runs_since",
+    "threads_of",
+]  # fmt: skip
 
 TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
+CLOCK_STEP_S = 5.0  # by which the clock on the wall may have been set since a process began
 MAX_MEMBERS = 4096
 MAX_THREADS = 1024
 READ_BYTES = 64 * 1024
@@ -53,6 +58,15 @@ def look_at(pid: int, thread: str = "") -> ProcessSight | None:
     if len(fields) < 20:
         return None
     return ProcessSight(fields[0].decode(), int(fields[1]), (int(fields[11]) + int(fields[12])) / TICKS_A_SECOND, int(fields[19]))
+
+
+def runs_since(pid: int, began_ms: float) -> bool:
+    """Whether a process of this id runs that is not younger than something it did, in milliseconds since 1970."""
+    sight = look_at(pid)
+    if sight is None or sight.is_gone:
+        return False
+    age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - sight.started_at / TICKS_A_SECOND
+    return time.time() - age_s < began_ms / 1000 + CLOCK_STEP_S
 
 
 def threads_of(pid: int) -> list[str]:

@@ -205,8 +205,9 @@ def _run_forked(request: dict[str, Any], fn: Callable[..., Any], args: tuple[Any
         os.close(fd)
     if request["cwd"]:
         os.chdir(request["cwd"])
-    if defaults.ENV_SECRET in os.environ:
-        _erase_from_environ_block(defaults.ENV_SECRET)
+    for name in defaults.ENV_SECRETS:
+        if name in os.environ:
+            _erase_from_environ_block(name)
     os.environ.clear()
     os.environ.update(request["env"])
     _join_the_watch()

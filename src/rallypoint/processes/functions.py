@@ -33,6 +33,7 @@ from rallypoint.processes.warden_context import WardedContext
 __all__ = ["MultiprocessContext"]
 
 FLUSH_TIMEOUT_S = 1.0
+ROOM_FOR_A_NUMBER = 999_999  # in the command of a keeper, for ps to show those of its forks
 # The same for every worker, so that all can be forks of one interpreter that has begun with it: see `keeper`.
 _BOOTSTRAP = (
     "import marshal,os,sys; role,*numbers=sys.argv[1:]; parcel,*numbers=map(int,numbers); parcel=os.fdopen(parcel,'rb'); "
@@ -75,8 +76,12 @@ class MultiprocessContext(WardedContext):
         if self.start_method != "spawn":
             return Launch(local_rank, ("",), env, {line_fd: line_fd, result_fd: result_fd})
         parcel = self._pack((self._function, self.args[local_rank]))
-        command = _python_command(parcel, "run_spawned", local_rank, line_fd, result_fd)
+        command = _python_command("run_spawned", parcel.fd, local_rank, line_fd, result_fd)
         return Launch(local_rank, command, env, {fd: fd for fd in (line_fd, result_fd, *parcel.fds)})
+
+    def _launch_ahead(self, local_rank: int, env: dict[str, str]) -> Launch:
+        command = _python_command("run_spawned", *[ROOM_FOR_A_NUMBER] * 4) if self.start_method == "spawn" else ("",)
+        return Launch(local_rank, command, env, {})
 
     def _pack(self, content: Any) -> Parcel:
         parcel = pack(content, name=self.name)
@@ -180,11 +185,11 @@ class ExitLine:
         self._workers.close()
 
 
-def _python_command(parcel: Parcel, role: str, *numbers: int) -> tuple[str, ...]:
+def _python_command(role: str, *numbers: int) -> tuple[str, ...]:
     from multiprocessing import spawn, util
 
     flags = util._args_from_interpreter_flags()  # type: ignore[attr-defined]  # multiprocessing itself starts children with it
-    return (os.fsdecode(spawn.get_executable()), *flags, "-c", _BOOTSTRAP, role, *map(str, (parcel.fd, *numbers)))
+    return (os.fsdecode(spawn.get_executable()), *flags, "-c", _BOOTSTRAP, role, *map(str, numbers))
 
 
 def _fork_warden(fn: Callable[..., Any], args: dict[int, tuple[Any, ...]]) -> WardenClient:
@@ -218,7 +223,7 @@ def _spawn_server(parcel: Parcel) -> WardenClient:
 
     ours, theirs = _socket.socketpair()
     fds = [theirs.fileno(), *parcel.fds]
-    command = _python_command(parcel, "serve_spawned", theirs.fileno(), os.getpid())
+    command = _python_command("serve_spawned", parcel.fd, theirs.fileno(), os.getpid())
     pid = util.spawnv_passfds(os.fsencode(command[0]), command, fds)
     theirs.close()
     return WardenClient(ours, pid)

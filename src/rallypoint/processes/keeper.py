@@ -50,9 +50,9 @@ def keep(line_fd: int) -> None:
     frames = FrameReader(line)
     (modules,), _ = _next(frames)
     begun_at = time.monotonic()
-    why = _import_all(modules) or _why_not_safe()
+    why, module = _import_all(modules)
     if why:
-        _end(line, "refused", why)
+        _end(line, "refused", why, module)
     marks = _marks()
     _tell(line, "ready", time.monotonic() - begun_at)
     while True:
@@ -94,19 +94,21 @@ def _end(line: _socket.socket, *message: Any) -> None:
 # --- before the fork -------------------------------------------------------------------------------------------------------
 
 
-def _import_all(modules: tuple[str, ...]) -> str:
-    """Why one of them could not be imported; what they print goes where our own output goes."""
+def _import_all(modules: tuple[str, ...]) -> tuple[str, str]:
+    """Why workers must do without, and which module it is for; what they print goes where our own output goes."""
     from importlib import import_module
 
     for module in modules:
         try:
             import_module(module)
         except BaseException as error:  # whatever it is, the program may do without this module
-            return f"{module} could not be imported: {type(error).__name__}: {error}"
+            return f"{module} could not be imported: {type(error).__name__}: {error}", module
+        if why := _why_not_safe():
+            return why, module
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
             stream.flush()
-    return ""
+    return "", ""
 
 
 def _why_not_safe() -> str:

@@ -71,6 +71,11 @@ def _batches(requests: list[dict[str, Any]], fds: list[int]) -> list[_Batch]:
     return found
 
 
+def _essence(order: dict[str, Any]) -> dict[str, Any]:
+    """What a keeper depends on: not on the program's arguments, which it has only for want of others."""
+    return {**order, "argv": order["argv"][: order["head"]]}
+
+
 def _mark_of_stop() -> tuple[int, int] | None:
     """What tells whether the file is there as it was."""
     try:
@@ -118,8 +123,8 @@ class Keeping:
         return -1 if self._line is None else self._line.fileno()
 
     def keep(self, order: dict[str, Any]) -> None:
-        """Have a keeper for this command, folder, environment and these modules. One that was refused is not tried again."""
-        if order != self._order:
+        """Have a keeper for this program, folder, environment and these modules. One that was refused is not tried again."""
+        if self._order is None or _essence(order) != _essence(self._order):
             self._order, self._refused, self._losses = order, False, 0
             self._start()
 
@@ -252,7 +257,7 @@ class Keeping:
             self._report("kept", "rebuilt", f"{said[0]} has changed")
             self._start()
         else:
-            self._refuse(said[0])
+            self._refuse(*said)
 
     def _note_forked(self, started: list[tuple[int, int]], failed: list[tuple[int, int, str]]) -> None:
         """Give each worker its word to go on; it is told why one does not through the same line."""
@@ -267,10 +272,10 @@ class Keeping:
             self._fail(local_rank, errno, why)
         self._ask_next()
 
-    def _refuse(self, why: str) -> None:
+    def _refuse(self, why: str, module: str = "") -> None:
         self._let_go()
         self._refused = True
-        self._report("kept", "refused", why)
+        self._report("kept", "refused", why, module)
         self._start_fresh()
 
     def _start_fresh(self) -> None:

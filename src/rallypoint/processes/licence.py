@@ -12,18 +12,12 @@ Times are of ``time.monotonic()``, which all processes of a machine share. The t
 half written is seen as such. The page is a file in memory that is read and written, not mapped: so there is nothing that a fork
 inherits but a file descriptor, and that is closed in it.
 
-With the testimony the store ends that node's lease, and the others go on at once, instead of waiting until the node has surely
-stopped. It says where the store is, how to greet it, and has a key for this one lease, from which the job's secret cannot be
-found; `coordination.embedded.handshake` has the other side. When it is given, nothing is left to be hurt but the others' time. So
-it is tried for a while, and given up without a word: then the lease ends by itself. Whoever answers there is not trusted: a few
-of its bytes are read, and it gets a proof good for its own challenge.
+With the testimony the others go on at once, instead of waiting until the node has surely stopped; see `coordination.testimony`.
 """
 
 from __future__ import annotations
 
-import _socket  # see frames
 import array
-import errno
 import marshal
 import os
 import time
@@ -32,9 +26,9 @@ TYPE_CHECKING = False  # the warden imports this, and is to start without the co
 if TYPE_CHECKING:
     from typing import Any
 
-    from rallypoint.coordination.embedded.handshake import Testimony
+    from rallypoint.coordination.engine import Testimony
 
-__all__ = ["FOREVER", "Licence", "read_testimony", "read_until", "testify"]
+__all__ = ["FOREVER", "Licence", "read_testimony", "read_until"]
 
 FOREVER = float("inf")  # math.inf, without the cost of importing it
 
@@ -43,12 +37,6 @@ _TESTIMONY_AT = 64
 _PAGE_BYTES = 4096
 _TRIES = 50
 _PAUSE_S = 0.0005  # a writer that lost its processor in the middle of 16 bytes
-
-TRY_FOR_S = 10.0
-ONE_TRY_S = 3.0
-PAUSE_S = 0.2
-LENGTH_BYTES = 4
-LONGEST_FRAME = 1024
 
 
 class Licence:
@@ -71,8 +59,7 @@ class Licence:
 
     def entrust(self, testimony: Testimony | None) -> None:
         """What the warden needs to testify that all of this node's processes are gone; None: it is to be silent."""
-        fields = None if testimony is None else (testimony.addresses, testimony.hello, testimony.key, testimony.context)
-        body = marshal.dumps(fields)
+        body = marshal.dumps(None if testimony is None else testimony.fields())
         if _TESTIMONY_AT + len(body) > _PAGE_BYTES:
             raise ValueError(f"a testimony of {len(body)} bytes does not fit the page")
         os.pwrite(self._fd, body, _TESTIMONY_AT)
@@ -112,82 +99,7 @@ def read_until(fd: int) -> float:
     return 0.0
 
 
-def read_testimony(fd: int) -> tuple[tuple[tuple[int, Any], ...], bytes, bytes, bytes] | None:
-    """Addresses, greeting, key and context of the testimony, once nobody can write any more; None if there is none."""
-    fields: tuple[tuple[tuple[int, Any], ...], bytes, bytes, bytes] | None
-    fields = marshal.loads(os.pread(fd, _PAGE_BYTES, _TESTIMONY_AT))
+def read_testimony(fd: int) -> tuple[Any, ...] | None:
+    """The fields of the testimony, once nobody can write any more; None if there is none."""
+    fields: tuple[Any, ...] | None = marshal.loads(os.pread(fd, _PAGE_BYTES, _TESTIMONY_AT))
     return fields
-
-
-def testify(addresses: tuple[tuple[int, Any], ...], hello: bytes, key: bytes, context: bytes) -> None:
-    """Tell the store, at the first of these addresses where somebody listens, that the agent is dead, and all that it started.
-
-    It is said again if the connection breaks.
-    """
-    give_up_at = time.monotonic() + TRY_FOR_S
-    while True:
-        refusals = 0
-        for family, where in addresses:
-            try:
-                _testify_once(family, where, hello, key, context, min(give_up_at, time.monotonic() + ONE_TRY_S))
-                return  # heard, or not wanted: asking again would not change that
-            except OSError as error:
-                refusals += error.errno == errno.ECONNREFUSED
-        if refusals == len(addresses) or time.monotonic() + PAUSE_S >= give_up_at:
-            return  # the store has ended; or there is no way to it
-        time.sleep(PAUSE_S)
-
-
-def _testify_once(family: int, where: Any, hello: bytes, key: bytes, context: bytes, deadline: float) -> None:
-    sock = _socket.socket(family, _socket.SOCK_STREAM)
-    try:
-        _limit(sock, deadline)
-        sock.connect(where)
-        _send(sock, hello, deadline)
-        challenge = _receive(sock, deadline)
-        if (nonce := _nonce_of(challenge)) is not None:
-            import hmac  # takes longer than all else here
-
-            proof = hmac.digest(key, context + nonce, "sha256").hex()
-            _send(sock, b'{"proof":"%s"}' % proof.encode(), deadline)
-            _receive(sock, deadline)
-    finally:
-        sock.close()
-
-
-def _nonce_of(challenge: bytes) -> bytes | None:
-    """What the store wants us to prove; None if it refuses us, or is none."""
-    import json
-
-    try:
-        return bytes.fromhex(json.loads(challenge)["nonce"])
-    except (ValueError, TypeError, KeyError, RecursionError):
-        return None
-
-
-def _limit(sock: _socket.socket, deadline: float) -> None:
-    left_s = deadline - time.monotonic()
-    if left_s <= 0:
-        raise TimeoutError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT))
-    sock.settimeout(left_s)
-
-
-def _send(sock: _socket.socket, body: bytes, deadline: float) -> None:
-    _limit(sock, deadline)
-    sock.sendall(len(body).to_bytes(LENGTH_BYTES, "big") + body)
-
-
-def _receive(sock: _socket.socket, deadline: float) -> bytes:
-    length = int.from_bytes(_receive_exactly(sock, LENGTH_BYTES, deadline), "big")
-    return _receive_exactly(sock, min(length, LONGEST_FRAME), deadline)
-
-
-def _receive_exactly(sock: _socket.socket, count: int, deadline: float) -> bytes:
-    received = b""
-    while len(received) < count:
-        _limit(sock, deadline)
-        part = sock.recv(count - len(received))
-        if not part:
-            raise ConnectionResetError(errno.ECONNRESET, os.strerror(errno.ECONNRESET))
-        received += part
-    return received

@@ -13,7 +13,6 @@ import time
 from rallypoint.base import defaults, limits
 from rallypoint.processes import warden_client
 from rallypoint.processes.frames import send_frame
-from rallypoint.processes.kernel import stat_fields
 from rallypoint.processes.standby_worker import READY, WAIT
 from rallypoint.processes.warden_client import Exited, FailedToStart, Launch, Lost, Started
 
@@ -27,11 +26,13 @@ __all__ = ["Standby"]
 
 SEND_TIMEOUT_S = 1.0  # there is room in the line, also while nobody reads
 STDERR_BYTES = 4096
-_RSS = 21  # of stat_fields: pages in memory
 
 
 class Standby:
-    """`launches` have no streams yet; `prepare` asks the warden for what workers are to find imported."""
+    """`launches` have no streams yet, and no files but those in which a worker keeps snapshots now (`checkpoint.ahead`).
+
+    `prepare` asks the warden for what workers are to find imported.
+    """
 
     def __init__(self, launches: list[Launch], prepare: Callable[[WardenClient, list[Launch]], None]) -> None:
         """WorkerStartError: no warden could be started."""
@@ -54,7 +55,7 @@ class Standby:
             ours.setblocking(False)
             line_fd, out_fd = theirs.detach(), _memory_file()
             closing += [line_fd, out_fd]
-            env = {**launch.env, defaults.ENV_STANDBY: f"{line_fd}:{WAIT}"}
+            env = {**launch.env, defaults.ENV_STANDBY: f"{line_fd}:{WAIT}:{','.join(map(str, launch.fds))}"}
             files = {0: closing[0], 1: out_fd, 2: self._errors[launch.local_rank], line_fd: line_fd}
             ahead.append(launch.replace(env=env, fds={**launch.fds, **files}))
         try:
@@ -95,9 +96,8 @@ class Standby:
         return f": {lines[-1].strip()}" if lines else ""
 
     def memory_bytes(self) -> int:
-        """What they take, counted as if nothing were shared."""
-        pages = (stat_fields(pid)[_RSS : _RSS + 1] for pid in self.pids.values())
-        return sum(int(one) for found in pages for one in found) * os.sysconf("SC_PAGE_SIZE")
+        """What they take, counted as if nothing were shared but what the agent keeps for workers."""
+        return sum(map(_own_bytes, self.pids.values()))
 
     def hand_over(self, launches: list[Launch], licence_fd: int | None) -> None:
         """Let them be these workers, as long as the licence says."""
@@ -134,6 +134,15 @@ class Standby:
 
 def _memory_file() -> int:
     return os.memfd_create("rally-standby", os.MFD_CLOEXEC)
+
+
+def _own_bytes(pid: int) -> int:
+    try:
+        with open(f"/proc/{pid}/status", "rb") as status:
+            fields = dict(line.split(b":", 1) for line in status)
+    except (OSError, ValueError):  # it has ended
+        return 0
+    return sum(int(fields.get(name, b"0 kB").split()[0]) for name in (b"RssAnon", b"RssFile")) * 1024
 
 
 def _how(exitcode: int) -> str:

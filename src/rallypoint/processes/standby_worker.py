@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import _socket  # see frames
 import os
+import select
 import sys
 
 from rallypoint.base import defaults, environment
@@ -17,30 +18,53 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from rallypoint.checkpoint.ahead import Ahead
+
 __all__ = ["READY", "WAIT", "take_place"]
 
 READY = b"r"
-WAIT = "wait"  # behind the number of the line: this process is on standby
+WAIT = "wait"  # behind the number of the line: this process is on standby; the numbers of a worker's slots follow
 SHOWN_BYTES = 1 << 20  # of what was written while it waited
+LOOK_AGAIN_S = 1.0  # whether the worker keeps snapshots elsewhere by now; it may not have saved any yet
 
 
 def take_place(place: str) -> None:
     """Say that all is ready; on standby, return when this process has become a worker. `place` is what the agent told."""
-    fd, _, role = place.partition(":")
+    fd, _, wait = place.partition(":")
+    role, _, slots = wait.partition(":")
     try:
         line = _socket.socket(fileno=int(fd))
     except OSError:  # this process is a child of the one that was told
         return
+    ahead = _look_ahead(line, slots) if slots else None
     try:
         line.send(READY, _socket.MSG_NOSIGNAL)
     except OSError:  # nobody is interested any more
         pass
     if role == WAIT:
-        _become_worker(line)
+        _become_worker(line, ahead)
     line.close()
 
 
-def _become_worker(line: _socket.socket) -> None:
+def _look_ahead(line: _socket.socket, slots: str) -> Ahead:
+    """Map the slots of the worker whose place this would be; what can be done now belongs to being ready."""
+    from rallypoint.checkpoint.ahead import Ahead
+
+    ahead = Ahead([*map(int, slots.split(","))])
+    while not _is_called(line, 0.0) and ahead.look():
+        pass
+    return ahead
+
+
+def _is_called(line: _socket.socket, within_s: float) -> bool:
+    poll = select.poll()
+    poll.register(line, select.POLLIN)
+    return bool(poll.poll(within_s * 1000))
+
+
+def _become_worker(line: _socket.socket, ahead: Ahead | None) -> None:
+    while ahead is not None and not _is_called(line, LOOK_AGAIN_S):
+        ahead.look()
     try:
         frame = FrameReader(line).read()
     except EOFError:  # there will be no turn for us
@@ -50,6 +74,10 @@ def _become_worker(line: _socket.socket) -> None:
     _change_streams({target: fds[position] for target, position in streams})
     numbers = {number: fds[position] for number, position in kept}
     environment.replace(_with_own_numbers(env, numbers))
+    if ahead is not None:
+        from rallypoint.checkpoint import client
+
+        client.adopt(ahead.hand_over())
 
 
 def _change_streams(streams: dict[int, int]) -> None:
@@ -81,6 +109,8 @@ def _with_own_numbers(env: dict[str, str], numbers: dict[int, int]) -> dict[str,
     place = env.get(defaults.ENV_CHECKPOINT)
     if place is None:
         return env
-    files, most_bytes, line = place.split(":")
-    mapped = ",".join(str(numbers[int(one)]) for one in files.split(","))
-    return {**env, defaults.ENV_CHECKPOINT: f"{mapped}:{most_bytes}:{numbers[int(line)] if line else ''}"}
+    from rallypoint.checkpoint.layout import read_place, write_place
+
+    told = read_place(place)
+    files, line = tuple(numbers[one] for one in told.files), None if told.line is None else numbers[told.line]
+    return {**env, defaults.ENV_CHECKPOINT: write_place(told.replace(files=files, line=line))}

@@ -29,6 +29,7 @@ import select
 import sys
 import time
 
+from rallypoint.coordination.testimony import testify
 from rallypoint.processes.frames import FrameQueue, FrameReader
 from rallypoint.processes.kernel import (
     adopt_orphans,
@@ -38,7 +39,7 @@ from rallypoint.processes.kernel import (
     kill_if_allowed,
     set_name,
 )
-from rallypoint.processes.licence import FOREVER, read_testimony, read_until, testify
+from rallypoint.processes.licence import FOREVER, read_testimony, read_until
 from rallypoint.processes.newborn import NOT_STARTED, bind, leave_home, place_files
 
 TYPE_CHECKING = False  # to import typing would take longer than all else here
@@ -73,6 +74,7 @@ class Warden:
         self._sock = sock
         self._become = become
         self._requests, self._reports = FrameReader(sock), FrameQueue(sock)
+        self._ignored: tuple[int, ...] = ()
         self._workers: dict[int, int] = {}  # pid -> local rank, of those not yet reaped
         self._starting: dict[int, int] = {}  # what tells why one did not start, and is closed when it did -> its pid
         self._started: list[tuple[int, int]] = []  # of those that are being started, how it went so far
@@ -170,8 +172,18 @@ class Warden:
             self._report("disowned")
         elif command == "keep":
             self._keep(arguments[0])
+        elif command == "ignore":
+            self._ignore(arguments[0])
         elif command == "dismiss":
             self._is_dismissed = True
+
+    def _ignore(self, numbers: tuple[int, ...]) -> None:
+        """Whoever is started from now on ignores these signals, unless it does something about them."""
+        for number in self._ignored:
+            signal.signal(number, lambda *_: None)
+        for number in numbers:
+            signal.signal(number, signal.SIG_IGN)
+        self._ignored = numbers
 
     def _report(self, *message: Any) -> None:
         self._reports.put(message)

@@ -28,12 +28,26 @@ from rallypoint.processes.warden_start import start_warden
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from types import FrameType
     from typing import Any
 
 __all__ = [
-    "Exited", "Expired", "FailedToStart", "Kept", "Launch", "Lost", "Report", "Rest", "Started", "WardenClient", "keep_wardens",
-    "prepare", "stop_alone", "stop_with_us",
+    "Exited",
+    "Expired",
+    "FailedToStart",
+    "Kept",
+    "Launch",
+    "Lost",
+    "Report",
+    "Rest",
+    "Started",
+    "WardenClient",
+    "have_ignored",
+    "keep_wardens",
+    "prepare",
+    "stop_alone",
+    "stop_with_us",
 ]  # fmt: skip
 
 START_TIMEOUT_S = 60.0  # one that forks functions may still be importing them
@@ -91,6 +105,7 @@ class Kept(Value):
 
     state: str
     why: str
+    module: str = ""  # on account of which it was refused, if it was one of them
 
 
 class Disowned(Value):
@@ -102,6 +117,10 @@ class Lost(Value):
 
 
 Report = Started | FailedToStart | Exited | Rest | Expired | Kept | Disowned | Lost
+
+
+def _of_keeper(news: list[Report]) -> list[Report]:
+    return [one for one in news if isinstance(one, Kept)]
 
 
 def _to_reports(kind: str, *fields: Any) -> list[Report]:
@@ -128,6 +147,8 @@ class WardenClient:
         self.is_lost = False
         self._told_loss = False
         self._is_dismissed = False
+        self._put_off: list[Report] = []  # until somebody is interested
+        self._ignored: tuple[int, ...] = ()  # as it was told
         limits.restore_for(pid)
 
     @classmethod
@@ -156,6 +177,7 @@ class WardenClient:
         self._spawn_batch(batch, licence_fd)
 
     def _spawn_batch(self, batch: list[Launch], licence_fd: int | None) -> None:
+        self._tell_ignored()
         fds: list[int] = []
         requests, cwd = [], _working_folder()
         for launch in batch:
@@ -168,8 +190,16 @@ class WardenClient:
 
     def keep(self, launch: Launch, modules: tuple[str, ...]) -> None:
         """From now on, workers with this command are forks of an interpreter that has imported these modules, if they can be."""
-        order = {"argv": launch.argv, "env": launch.env, "cwd": _working_folder(), "modules": modules, "may_run_unbound": True}
-        self._send(("keep", order))
+        from rallypoint.processes.warm_rules import head_of
+
+        self._tell_ignored()
+        what = {"argv": launch.argv, "head": len(head_of(launch.argv)), "env": launch.env, "cwd": _working_folder()}
+        self._send(("keep", {**what, "modules": modules, "may_run_unbound": True}))
+
+    def _tell_ignored(self) -> None:
+        if self._ignored != _shelf.ignored:
+            self._ignored = _shelf.ignored
+            self._send(("ignore", self._ignored))
 
     def entrust(self, licence_fd: int) -> None:
         """Let it testify for us, should we be killed before we have a worker."""
@@ -183,10 +213,17 @@ class WardenClient:
         """Whether it is certain that it will not testify for this node any more; it has no worker."""
         self._send(("disown",))
         give_up_at = time.monotonic() + timeout_s
-        while not self.is_lost and (left_s := give_up_at - time.monotonic()) > 0:
-            if Disowned() in self.receive(left_s):
-                return True
-        return self.is_lost
+        news: list[Report] = []
+        while not self.is_lost and Disowned() not in news and (left_s := give_up_at - time.monotonic()) > 0:
+            news += self.receive(left_s)
+        self._put_off = _of_keeper(news)
+        return self.is_lost or Disowned() in news
+
+    def is_idle(self) -> bool:
+        """Whether it lives and has nobody; what became of its keeper meanwhile is for whoever has workers of it."""
+        news = self.receive()
+        self._put_off = _of_keeper(news)
+        return all(isinstance(one, Kept | Disowned) or one == Rest(()) for one in news)  # that nobody is left may be told twice
 
     def signal_worker(self, local_rank: int, number: int) -> None:
         self._send(("signal", local_rank, int(number)))
@@ -208,10 +245,10 @@ class WardenClient:
 
     def receive(self, timeout_s: float | None = 0.0) -> list[Report]:
         """All that has been reported, after waiting for the first at most `timeout_s` (None: for ever)."""
-        reports: list[Report] = []
+        reports, self._put_off = self._put_off, []
         poll = select.poll()
         poll.register(self._sock, select.POLLIN)
-        if not self.is_lost and poll.poll(None if timeout_s is None else timeout_s * 1000):
+        if not self.is_lost and poll.poll(0 if reports else None if timeout_s is None else timeout_s * 1000):
             reports += self._read()
         if self.is_lost and not self._told_loss:
             self._told_loss = True
@@ -290,6 +327,7 @@ class _Shelf:
         self.idle: WardenClient | None = None
         self.keepers = 0
         self.launched_at: float | None = None  # None: this process is no launcher
+        self.ignored: tuple[int, ...] = ()  # signals that workers are to ignore, unless they do something about them
 
     def change_keepers(self, by: int) -> int:
         with _shelf_lock:
@@ -340,16 +378,11 @@ def launched_at() -> float | None:
 def take() -> WardenClient:
     """An idle warden that still lives, or a new one."""
     idle = _shelf.swap(None)
-    if idle is not None and all(_is_idle_talk(one) for one in idle.receive()):
+    if idle is not None and idle.is_idle():
         return idle
     if idle is not None:
         idle.close()
     return WardenClient.start()
-
-
-def _is_idle_talk(news: Report) -> bool:
-    """That nobody is left may be told more than once; and a keeper may have been rebuilt."""
-    return news == Rest(()) or isinstance(news, Kept | Disowned)
 
 
 def put_back(client: WardenClient) -> None:
@@ -365,6 +398,11 @@ def entrust(licence_fd: int) -> None:
     if idle is not None:
         idle.entrust(licence_fd)
         put_back(idle)
+
+
+def have_ignored(numbers: Iterable[int]) -> None:
+    """Workers that are started from now on ignore these signals at first."""
+    _shelf.ignored = tuple(sorted(map(int, numbers)))
 
 
 def disown_idle() -> None:
@@ -430,6 +468,7 @@ def _may_change_handlers() -> bool:
 def _suspend(_number: int, _frame: FrameType | None) -> None:
     """The handler: stop the workers, then ourselves, as if there were no handler; go on here when we are continued."""
     _tell_wardens(signal.SIGTSTP)
+    report.step_aside()
     signal.signal(signal.SIGTSTP, signal.SIG_DFL)
     signal.pthread_kill(threading.get_ident(), signal.SIGTSTP)
     signal.signal(signal.SIGTSTP, _suspend)

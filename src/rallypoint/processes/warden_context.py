@@ -33,8 +33,10 @@ if TYPE_CHECKING:
 
     from rallypoint.failures.memory_kills import MemoryKills
     from rallypoint.failures.process_failure import ProcessFailure
+    from rallypoint.output.waits import Wait
+    from rallypoint.processes.learning import Learner
     from rallypoint.processes.standby import Standby
-    from rallypoint.protocol.shutdown import Send, Target
+    from rallypoint.protocol.shutdown import Send, Stop, Target
 
 __all__ = ["EndReason", "WardedContext"]
 
@@ -78,6 +80,7 @@ class WardedContext(PContext):
         self.hurry_fd: int | None = None  # readable once there is no time left for grace
         self.licence_fd: int | None = None  # of the page that says until when the workers may run; None: there is no limit
         self.preload: tuple[str, ...] = ()  # the modules that workers are to find imported
+        self.learner: Learner | None = None  # who wants to know what workers import
         self.kept_files: dict[int, tuple[int, ...]] = {}  # by local rank, those of ours that a worker has at the same number
         self.standby: Standby | None = None  # processes that have waited to be the workers
         self.expired_at: float | None = None  # when their warden killed them because that was over, of time.monotonic()
@@ -85,6 +88,7 @@ class WardedContext(PContext):
         self._outlets: Outlets | None = None
         self._logs = LogsDest()
         self._inherited_env: dict[str, str] = {}
+        self.commands: dict[int, tuple[str, ...]] = {}  # by local rank, what each was started with; nothing if it is a fork
         self._pids: dict[int, int] = {}
         self._exits: dict[int, Exited] = {}
         self._start_error: WorkerStartError | None = None
@@ -94,6 +98,7 @@ class WardedContext(PContext):
         self._look_at_warden_at = self._give_up_at = math.inf  # while it owes us an answer
         self._memory_kills: MemoryKills | None = None
         self._end_reasons: dict[int, EndReason] = {}  # by process id
+        self._stop: Stop | None = None  # while they are being stopped
         self.wants_last_words = False  # whether it matters how workers end that are stopped
         self.last_words: dict[int, ProcessFailure] = {}  # of those that failed only when they were stopped, by local rank
 
@@ -119,6 +124,15 @@ class WardedContext(PContext):
         self.explain_end(self._pids[local_rank], reason)
         if self._warden is not None and local_rank not in self._exits:
             self._warden.signal_worker(local_rank, signal.SIGKILL)
+
+    def pass_on(self, number: signal.Signals) -> None:
+        """Send a signal to each worker, and to nothing that it has started; from any thread."""
+        self._handles.send(number)
+
+    @property
+    def succeeded(self) -> frozenset[int]:
+        """The local ranks that have ended well."""
+        return frozenset(rank for rank, ended in self._exits.items() if ended.exitcode == 0)
 
     def explain_end(self, pid: int, reason: EndReason) -> None:
         """Say why somebody is about to end the worker with this process id; the first reason counts."""
@@ -159,7 +173,7 @@ class WardedContext(PContext):
         specs = self._logs_specs
         limit, folder = getattr(specs, "log_max_bytes", None), getattr(specs, "run_folder", None)
         self._outlets = Outlets(self._logs, self.args.keys(), limit, folder)
-        self._inherited_env = {name: value for name, value in environment.own.items() if name != defaults.ENV_SECRET}
+        self._inherited_env = _inherited()
         warden_client.stop_with_us(self._warden.pid)
         stdin = _input_of_workers()
         try:
@@ -167,8 +181,10 @@ class WardedContext(PContext):
             self._outlets.make_filtered_files(Std(filtered))
             self._outlets.open_files()
             launches = [self._launch(rank, stdin) for rank in sorted(self.args)]
+            self.commands = {launch.local_rank: launch.argv if launch.argv[0] else () for launch in launches}
             if self.standby is None:
                 self._keep_warm(self._warden, launches)
+                self._have_measured(launches)
                 self._warden.spawn(launches, self.licence_fd)
             else:
                 self._take_over(self.standby, launches)
@@ -178,6 +194,26 @@ class WardedContext(PContext):
                 os.close(stdin)
         self._prepare_for_failures()
         self._await_start()
+
+    def warm_up(self) -> None:
+        """Have imported what workers are to find so, as far as that is known before they have their places in the job.
+
+        The idle warden begins with it, while nobody has been started yet. What cannot be done now is done, or told, at the start.
+        """
+        self._inherited_env = _inherited()
+        launches = [self._launch_ahead(rank, self._environment_of(env)) for rank, env in sorted(self.envs.items())]
+        if self._why_fresh(launches, self._numa_options is not None):
+            return
+        try:
+            warden = warden_client.take()
+        except WorkerStartError:  # there may be more processes by then
+            return
+        self._order_keeper(warden, launches)
+        warden_client.put_back(warden)
+
+    def _launch_ahead(self, local_rank: int, env: dict[str, str]) -> Launch:
+        """As far as that is known before the start; nothing is held for it."""
+        return self._launch_of(local_rank, env)
 
     def _take_over(self, standby: Standby, launches: list[Launch]) -> None:
         """Those who have waited are our workers from now on, and their warden is the one that answers for this node."""
@@ -192,17 +228,35 @@ class WardedContext(PContext):
         """Have these workers, and those of later groups, forked from an interpreter that has imported what they need."""
         if not self.preload:
             return
-        from rallypoint.processes import warm_rules
-        from rallypoint.worker_site import in_front
-
-        envs = [launch.env for launch in launches]
-        why = warm_rules.why_fresh([launch.argv for launch in launches], envs, sys.executable, bool(self.cpus))
+        why = self._why_fresh(launches, bool(self.cpus))
         if why:
             self._tell_fresh(why)
-            return
-        env = warm_rules.environment_of_all(envs)
+        else:
+            self._order_keeper(warden, launches)
+
+    def _order_keeper(self, warden: WardenClient, launches: list[Launch]) -> None:
+        from rallypoint.processes.warm_rules import environment_of_all
+        from rallypoint.worker_site import in_front
+
+        env = environment_of_all([launch.env for launch in launches])
         env[defaults.ENV_PYTHONPATH] = in_front(env.get(defaults.ENV_PYTHONPATH))
         warden.keep(launches[0].replace(env=env), self.preload)
+
+    def _why_fresh(self, launches: list[Launch], is_bound: bool) -> str:
+        from rallypoint.processes.warm_rules import why_fresh
+
+        commands, envs = [launch.argv for launch in launches], [launch.env for launch in launches]
+        return why_fresh(commands, envs, sys.executable, is_bound)
+
+    def _have_measured(self, launches: list[Launch]) -> None:
+        """Let the first of them tell what it imports, where that could ever be of use."""
+        if self.learner is None:
+            return
+        why = self._why_fresh(launches, bool(self.cpus))
+        if not why:
+            launches[0] = self.learner.equip(launches[0])
+        elif not self.preload:
+            report.warn(f"--preload {defaults.PRELOAD_AUTO}: what workers import is not measured: {why}")
 
     def _import_time_s(self) -> float:
         """How long modules may take to be imported, before workers are fresh interpreters instead."""
@@ -213,10 +267,12 @@ class WardedContext(PContext):
     def _tell_fresh(self, why: str) -> None:
         report.warn(f"workers import {', '.join(self.preload)} themselves: {why}")
 
-    def _note_keeper(self, state: str, why: str) -> None:
+    def _note_keeper(self, state: str, why: str, module: str) -> None:
         names = ", ".join(self.preload)
         if state == "refused":
             self._tell_fresh(why)
+            if self.learner is not None:
+                self.learner.note_refused(module, why)
         elif state == "rebuilt":
             report.info(f"importing {names} again for later workers: {why}")
         else:
@@ -261,20 +317,33 @@ class WardedContext(PContext):
 
         A signal waits a little for that, so that those who are just being started are asked to stop as all others are.
         """
-        give_up_at = time.monotonic() + START_TIMEOUT_S + (self._import_time_s() if self.preload else 0.0)
-        while len(self._pids) < self.nprocs:
-            left = give_up_at - time.monotonic()
-            if left <= 0:
-                inbox.raise_pending()
-                raise WorkerStartError(f"{len(self._pids)} of {self.nprocs} workers were started within {START_TIMEOUT_S:g} s")
-            wait_readable([self.news_fd(), inbox.fileno()], left)
-            self._absorb()
-            if self._start_error is not None:
-                raise self._start_error
-            if self.licence_expired:
-                raise LicenceOverError("no worker was started: the coordination store had not confirmed this node for too long")
-            if inbox.collect():
-                give_up_at = min(give_up_at, time.monotonic() + SIGNALLED_START_S)
+        began = time.monotonic()
+        give_up_at = began + START_TIMEOUT_S + (self._import_time_s() if self.preload else 0.0)
+        with report.meanwhile(lambda: self._told_of_start(began)):
+            while len(self._pids) < self.nprocs:
+                left = give_up_at - time.monotonic()
+                if left <= 0:
+                    inbox.raise_pending()
+                    raise WorkerStartError(
+                        f"{len(self._pids)} of {self.nprocs} workers were started within {START_TIMEOUT_S:g} s"
+                    )
+                wait_readable([self.news_fd(), inbox.fileno()], left)
+                self._absorb()
+                self._check_start()
+                if inbox.collect():
+                    give_up_at = min(give_up_at, time.monotonic() + SIGNALLED_START_S)
+
+    def _check_start(self) -> None:
+        if self._start_error is not None:
+            raise self._start_error
+        if self.licence_expired:
+            raise LicenceOverError("no worker was started: the coordination store had not confirmed this node for too long")
+
+    def _told_of_start(self, since: float) -> Wait | None:
+        """Nothing once there are workers, which may write where it would be told."""
+        from rallypoint.output.waits import Starting
+
+        return None if self._pids else Starting(self.nprocs, self.preload, since)
 
     def _absorb(self, timeout_s: float = 0.0) -> None:
         """Take in what the warden has reported."""
@@ -296,8 +365,8 @@ class WardedContext(PContext):
                     self._rest, self._look_at_warden_at = pids, math.inf
                 case Expired(at):
                     self.expired_at = at
-                case Kept(state, why):
-                    self._note_keeper(state, why)
+                case Kept(state, why, module):
+                    self._note_keeper(state, why, module)
                 case Lost():
                     self._note_lost_warden()
 
@@ -449,10 +518,22 @@ class WardedContext(PContext):
         if inbox.received > 1:  # they came together, before we could begin
             stop = shutdown.hurry(stop)
         self._ask_warden(in_a_hurry=stop.grace_s == 0)
+        self._stop, began = stop, time.monotonic()
+        with report.meanwhile(lambda: self._told_of_stop(began)):
+            return self._stop_in_steps(stop)
+
+    def _told_of_stop(self, since: float) -> Wait | None:
+        from rallypoint.output.waits import Stopping
+
+        return None if self._stop is None else Stopping(self._stop, self.nprocs, since, may_hurry=inbox.received == 1)
+
+    def _stop_in_steps(self, stop: Stop) -> tuple[Target, ...]:
+        from rallypoint.protocol import shutdown
+
         while True:
             decision = shutdown.step(stop, self._present(), time.monotonic())
             self._send(decision.sends)
-            stop = decision.stop
+            stop = self._stop = decision.stop
             match decision.outcome:
                 case shutdown.GaveUp(stuck):
                     return stuck
@@ -532,6 +613,10 @@ class WardedContext(PContext):
                 report.info(send.why)
 
 
+def _inherited() -> dict[str, str]:
+    return {name: value for name, value in environment.own.items() if name not in defaults.ENV_SECRETS}
+
+
 def _input_of_workers() -> int | None:
     """Our own standard input, if we have one. In the background that is nothing, where it is the terminal of somebody's shell.
 
@@ -588,6 +673,14 @@ class WorkerHandles:
         with self._lock:
             for pid, pidfd in self._handles.values():
                 _kill(pid, pidfd)
+
+    def send(self, number: signal.Signals) -> None:
+        with self._lock:
+            for _, pidfd in self._handles.values():
+                try:
+                    signal.pidfd_send_signal(pidfd, number)
+                except (ProcessLookupError, PermissionError):  # as with SIGKILL
+                    pass
 
     def await_ends(self, timeout_s: float) -> None:
         """Until all of them have ended, or for this time."""

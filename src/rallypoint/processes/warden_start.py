@@ -19,7 +19,7 @@ else:
 __all__ = ["start_warden"]
 
 _PROGRAM = "import sys; sys.path.insert(0, sys.argv[1]); from rallypoint.processes.warden import main; main()"
-_SECRET = "RALLYPOINT_SECRET"  # the job's, for agents only; defaults.ENV_SECRET is not imported yet
+_SECRETS = ("RALLYPOINT_SECRET", "PET_NOTIFY")  # for agents only; defaults.ENV_SECRETS is not imported yet
 _PACKAGE_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 
@@ -32,7 +32,7 @@ def start_warden() -> tuple[_socket.socket, int]:
     ours, theirs = _socket.socketpair()
     os.set_inheritable(theirs.fileno(), True)
     command = [sys.executable, "-S", "-I", "-c", _PROGRAM, _PACKAGE_ROOT, str(theirs.fileno()), str(os.getpid())]
-    env = {name: value for name, value in os.environ.items() if name != _SECRET}
+    env = {name: value for name, value in os.environ.items() if name not in _SECRETS}
     try:
         blocked = {*signal.pthread_sigmask(signal.SIG_BLOCK, ()), signal.SIGTSTP, signal.SIGCONT}
         pid = os.posix_spawn(sys.executable, command, env, setsid=True, setsigmask=blocked)
