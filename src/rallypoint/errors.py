@@ -12,12 +12,15 @@
     │   │   └── HostLimitError                this machine has no processes, files or memory left for it
     │   ├── CheckpointMemoryError (also a MemoryError)  a snapshot does not fit; those before it are kept
     │   ├── UnkillableWorkersError            workers outlived SIGKILL; this host must not be used again
+    │   ├── UnfitHostError                    a check of this host has failed, and nobody could take its place
     │   └── JobFailedError                    the job failed through workers of other nodes
     ├── SignalException                       a signal asked the launcher to stop
-    │   └── InterruptException (also a KeyboardInterrupt)  it was Ctrl-C
+    │   ├── InterruptException (also a KeyboardInterrupt)  it was Ctrl-C
+    │   └── PreemptedError                    this node had notice to leave, and left when all workers had saved
     └── RendezvousError
         ├── RendezvousClosedError             the job has ended; nobody may join any more
-        │   └── JobStoppedError               somebody stopped it with a signal, on the host that it cannot do without
+        │   ├── JobStoppedError               somebody stopped it with a signal, on the host that it cannot do without
+        │   └── JobPreemptedError             nodes had notice to leave, and too few would be left; all workers had saved
         ├── RendezvousTimeoutError            too few nodes came in time
         ├── RendezvousConnectionError         the coordination store cannot be reached
         ├── RendezvousStateError              the coordination store holds something impossible
@@ -42,9 +45,11 @@ __all__ = [
     "HostLimitError",
     "InterruptException",
     "JobFailedError",
+    "JobPreemptedError",
     "JobStoppedError",
     "LicenceOverError",
     "NotAFolderError",
+    "PreemptedError",
     "RallypointError",
     "RankError",
     "RendezvousClosedError",
@@ -54,6 +59,7 @@ __all__ = [
     "RendezvousStateError",
     "RendezvousTimeoutError",
     "SignalException",
+    "UnfitHostError",
     "UnkillableWorkersError",
     "UsageError",
     "WorkerNotAllowedError",
@@ -78,7 +84,9 @@ class ExitCode:
     USAGE = 2  # bad input, nothing was started; running it again will not help
     RENDEZVOUS_FAILED = 3  # the nodes did not meet; running it again may help
     HOST_UNUSABLE = 4  # this host cannot run the workers; use another
+    HOPELESS = 65  # a worker failed in a way that no restart can help; running the job again will not help
     INTERNAL = 70  # a bug of ours
+    PREEMPTED = 75  # this node, or the job, had notice to leave, and all workers have saved: start it again
 
 
 SIGNAL_BASE = 128  # what shells add to the number of the signal that ended a process
@@ -165,6 +173,10 @@ class UnkillableWorkersError(RallypointError):
         )
 
 
+class UnfitHostError(RallypointError):
+    """A check of this host has failed before workers were started, in a job that has no other."""
+
+
 class JobFailedError(RallypointError):
     """The job failed; none of the workers of this node was the cause. `lines` say who was, the same on every node."""
 
@@ -176,12 +188,14 @@ class JobFailedError(RallypointError):
         cause_rank: int | None = None,
         cause_text: str = "",
         alike: tuple[tuple[int, int], ...] = (),
+        is_hopeless: bool = False,
     ) -> None:
         self.why = why
         self.lines = lines
         self.cause_exitcode = cause_exitcode
         self.cause_rank = cause_rank
         self.cause_text = cause_text
+        self.is_hopeless = is_hopeless  # no restart could have helped, however many were left
         self.alike = alike  # first and last of each run of ranks that failed as the cause did
         super().__init__(f"the job has failed: {why}")
 
@@ -201,6 +215,13 @@ class InterruptException(SignalException, KeyboardInterrupt):
 
     def _render_traceback_(self) -> list[str]:
         return ["KeyboardInterrupt"]
+
+
+class PreemptedError(SignalException):
+    """This node had notice to leave, and all workers have saved; to its workers and to the others it is as SIGTERM."""
+
+    def __init__(self, msg: str) -> None:
+        super().__init__(msg, signal.SIGTERM)
 
 
 def signal_exception(text: str, number: signal.Signals) -> SignalException:
@@ -229,6 +250,10 @@ class JobStoppedError(RendezvousClosedError):
         return str(self.args[0])
 
 
+class JobPreemptedError(RendezvousClosedError):
+    """Nodes had notice to leave, and the job cannot go on without them. All workers have saved, and it can be started anew."""
+
+
 class RendezvousTimeoutError(RendezvousError):
     """The rendezvous was not complete in time."""
 
@@ -253,8 +278,10 @@ _HOSTS_FAULTS = frozenset({
 _NO_THREAD = "can't start new thread"  # the interpreter has no class for it
 _CODES: tuple[tuple[type[BaseException], int], ...] = (
     (UsageError, ExitCode.USAGE),
+    (JobPreemptedError, ExitCode.PREEMPTED),
     (RendezvousError, ExitCode.RENDEZVOUS_FAILED),
     (UnkillableWorkersError, ExitCode.HOST_UNUSABLE),
+    (UnfitHostError, ExitCode.HOST_UNUSABLE),
     (HostLimitError, ExitCode.HOST_UNUSABLE),
     (RallypointError, ExitCode.WORKER_FAILED),
 )
@@ -262,6 +289,8 @@ _CODES: tuple[tuple[type[BaseException], int], ...] = (
 
 def exit_code(error: BaseException) -> int:
     """What a scheduler is told about it, where it is neither a signal nor the failure of a worker of ours."""
+    if isinstance(error, JobFailedError) and error.is_hopeless:
+        return ExitCode.HOPELESS
     if isinstance(error, JobStoppedError):
         return SIGNAL_BASE + error.sigval
     for kind, code in _CODES:

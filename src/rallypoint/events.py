@@ -1,10 +1,10 @@
 """What happened in the job, as structured records for machines to read.
 
 An event goes to a *sink*, chosen by name: ``null`` forgets it, ``console`` writes it to stderr as one line of JSON, ``file``
-appends that line to the event file of the run, where the agent's own events go in any case, and others can be added by
-`register_sink` or as entry points of the group ``rallypoint.event_sinks``. Most jobs have the null sink, so an event that nobody
-will see costs a lookup: nothing is serialised, and neither ``json`` nor ``logging`` is imported. Other programs replace
-`get_logging_handler` in this module, so it is looked up anew for each event, and a replaced one is asked.
+appends that line to the event file of the run, where the agent's own events go in any case, ``otel`` makes spans of them, and
+others can be added by `register_sink` or as entry points of the group ``rallypoint.event_sinks``. Most jobs have the null sink,
+so an event that nobody will see costs a lookup: nothing is serialised, and neither ``json`` nor ``logging`` is imported. Other
+programs replace `get_logging_handler` in this module, so it is looked up anew for each event, and a replaced one is asked.
 
 A sink may hang, and the job does not wait for it: while an agent is at work, each sink gets its events in a thread of its own.
 """
@@ -44,6 +44,7 @@ __all__ = [
 
 NULL = defaults.EVENT_LOG_HANDLER
 FILE = "file"
+OTEL = "otel"
 RENDEZVOUS_SINK = "dynamic_rendezvous"
 
 EventMetadataValue = str | int | float | bool | None
@@ -146,10 +147,17 @@ def _file_sink() -> logging.Handler:
     return make_sink()
 
 
+def _otel_sink() -> logging.Handler:
+    from rallypoint.telemetry.sink import OtelHandler
+
+    return OtelHandler()
+
+
 _sinks: dict[str, Callable[[], logging.Handler]] = {
     NULL: _null_sink,
     "console": _console_sink,
     FILE: _file_sink,
+    OTEL: _otel_sink,
     RENDEZVOUS_SINK: _null_sink,
 }
 _handlers: dict[str, logging.Handler] = {}  # those that were needed so far
@@ -169,6 +177,10 @@ def check_sink(name: str) -> None:
     """Refuse a sink that nobody knows, before anything is started."""
     if get_logging_handler is _own_get_logging_handler:
         _require(name)
+        if name == OTEL:
+            from rallypoint.telemetry.sink import require
+
+            require()
 
 
 def _require(name: str) -> None:

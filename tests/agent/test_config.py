@@ -23,10 +23,12 @@ TORCH_FIELDS = [
 ]  # fmt: skip
 OWN_FIELDS = [
     ("exit_barrier_timeout", 300.0), ("log_max_bytes", None), ("worker_env", {}), ("no_retry_exit_codes", ()),
-    ("restart_backoff", 1.0), ("restart_window", 0.0), ("hang_timeout", None),
-    ("preload", ()), ("standby", False), ("checkpoint_memory", None), ("checkpoint_dir", None), ("checkpoint_copies", 0),
-    ("checkpoint_bandwidth", None), ("health_port", None),
-    ("health_addr", "127.0.0.1"),
+    ("restart_backoff", 1.0), ("restart_window", 0.0), ("retry_hopeless", False),
+    ("max_no_progress", None), ("preflight", ()), ("hang_timeout", None),
+    ("preload", ()), ("standby", False), ("proctitle", True), ("checkpoint_memory", None), ("checkpoint_dir", None),
+    ("checkpoint_copies", 0), ("checkpoint_bandwidth", None), ("notify", None), ("signals_to_forward", ""),
+    ("drain_grace", None), ("drain_signals", ""), ("drain_file", None), ("drain_forward", ""), ("health_port", None),
+    ("health_addr", "127.0.0.1"), ("web", False),
 ]  # fmt: skip
 
 
@@ -77,13 +79,23 @@ def test_the_timeout_goes_into_the_rendezvous_settings(given: int, configs: dict
         ("restart_backoff", float("nan")), ("restart_window", float("inf")), ("rdzv_configs", {"restart_window": "soon"}),
         ("rdzv_configs", {"backend": "x"}), ("worker_env", {"X": "a\0"}), ("worker_env", {"X": 1}), ("checkpoint_memory", 0),
         ("checkpoint_dir", "kept"), ("checkpoint_copies", 1), ("checkpoint_copies", 2), ("checkpoint_copies", -1),
-        ("checkpoint_bandwidth", 0),
+        ("checkpoint_bandwidth", 0), ("drain_grace", 0), ("drain_signals", "USR1"), ("drain_file", "notice"),
+        ("drain_forward", "USR1"), ("signals_to_forward", "KILL"), ("signals_to_forward", "NONE"),
     ],
 )  # fmt: skip
 def test_a_bad_value_is_told_by_its_field(field: str, value: object):
     with pytest.raises(UsageError, match=field) as caught:
         config(**{field: value})
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("changes", "told"), [
+    ({"drain_forward": "USR1,USR2"}, "drain_forward is one signal, not 'USR1,USR2'"),
+    ({"drain_signals": "USR1,USR2", "signals_to_forward": "SIGUSR2"}, "signals_to_forward: SIGUSR2 is in drain_signals too"),
+])  # fmt: skip
+def test_a_signal_means_one_thing(changes: dict[str, Any], told: str):
+    with pytest.raises(UsageError, match=told):
+        config(drain_grace=5, **changes)
 
 
 def test_fewer_nodes_at_most_than_at_least():
@@ -94,6 +106,7 @@ def test_fewer_nodes_at_most_than_at_least():
 @pytest.mark.parametrize("changes", [
     {"shutdown_timeout": 0}, {"max_restarts": 0}, {"signals_to_handle": "SIGUSR1, SIGTERM"}, {"signals_to_handle": ""},
     {"start_method": "fork"}, {"monitor_interval": 5}, {"log_max_bytes": 1}, {"role": "träiner 1"}, {"worker_env": {"A": "b\nc"}},
+    {"drain_grace": 1, "drain_signals": "usr1, SIGUSR2", "drain_file": "f", "drain_forward": "USR1", "signals_to_forward": "HUP"},
     {"checkpoint_memory": 1, "checkpoint_copies": 1, "checkpoint_bandwidth": 1, "checkpoint_dir": "kept"},
 ])  # fmt: skip
 def test_good_values_pass(changes: dict[str, Any]):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -14,7 +15,16 @@ from unittest import mock
 import pytest
 from tests.ports import free_port
 
-from rallypoint.agent.launch import LaunchConfig, _get_addr_and_port, _get_entrypoint_name, elastic_launch, launch, launch_agent
+from rallypoint.agent.launch import (
+    LaunchConfig,
+    Results,
+    _get_addr_and_port,
+    _get_entrypoint_name,
+    elastic_launch,
+    launch,
+    launch_agent,
+)
+from rallypoint.agent.leaving import DrainFlags
 from rallypoint.agent.local_agent import LocalElasticAgent
 from rallypoint.agent.workers import RunResult, WorkerState
 from rallypoint.errors import RendezvousGracefulExitError, SignalException, UnkillableWorkersError, UsageError
@@ -60,6 +70,19 @@ def connect(where):
         except ConnectionRefusedError:
             continue
 """
+
+
+def test_what_a_notebook_shows_of_many_and_of_long_results() -> None:
+    """A list is compared, copied and sent as one; the table has no markup of theirs, and an end."""
+    results = Results(["<script>" * 100] * 70)
+    assert results == ["<script>" * 100] * 70
+    assert repr(results) == repr(list(results))
+    assert pickle.loads(pickle.dumps(results)) == results
+    table = results._repr_html_()
+    assert table.count("<tr>") == 1 + 64
+    assert table.endswith("</table><p>and 6 more</p>")
+    assert "<script" not in table
+    assert len(table) < 64 * 2000
 
 
 @pytest.fixture
@@ -342,12 +365,20 @@ def test_what_the_config_says_reaches_the_agent_and_its_workers(make_config: Mak
         restart_backoff=0.5,
         restart_window=60.0,
         hang_timeout="30,starting=60",
+        preflight=("disk",),
         preload="torch,numpy",
         standby=True,
+        proctitle=False,
         checkpoint_memory=4096,
         checkpoint_dir="kept",
         checkpoint_copies=1,
         checkpoint_bandwidth=1 << 20,
+        signals_to_forward="USR2",
+        drain_grace=90.0,
+        drain_signals="USR1",
+        drain_file="notice",
+        drain_forward="HUP",
+        web=True,
     )
     with mock.patch(AGENT) as agent_class, mock.patch(RECORD) as record:
         agent_class.return_value.run.return_value = RunResult(WorkerState.SUCCEEDED)
@@ -371,12 +402,16 @@ def test_what_the_config_says_reaches_the_agent_and_its_workers(make_config: Mak
         "hang_timeout": "30,starting=60",
         "preload": ("torch", "numpy"),
         "standby": True,
+        "proctitle": False,
         "checkpoint_memory": 4096,
         "checkpoint_dir": "kept",
         "checkpoint_copies": 1,
         "checkpoint_bandwidth": 1 << 20,
+        "drain": DrainFlags("USR2", 90.0, "USR1", "notice", "HUP"),
+        "preflight": ("disk",),
         "health_listeners": [],
         "health_addr": "127.0.0.1",
+        "web": True,
         "restart_policy": RestartPolicy(5, no_retry_exit_codes=(2, 64), backoff_s=0.5, window_s=60.0),
     }
     assert record.call_args.args[1] == "console"

@@ -112,6 +112,7 @@ def test_workers_find_what_the_contract_lists(make_agent: MakeAgent, told: Path)
         assert 1024 < port < 65536
         error_file = env.pop("TORCHELASTIC_ERROR_FILE")
         assert error_file.endswith(f"/attempt_0/{rank}/error.json")
+        assert env.pop("RALLYPOINT_PULSE").startswith(f"{4096 * rank}:/proc/{os.getpid()}/fd/")
         added = {name: value for name, value in env.items() if os.environ.get(name) != value and name != "LC_CTYPE"}
         assert added == {
             "RANK": str(rank),
@@ -193,7 +194,7 @@ def test_each_attempt_finds_its_number_and_a_folder_of_its_own(make_agent: MakeA
     assert not result.is_failed()
     seen = tellings(told)
     assert set(seen) == {"trainer.0.0", "trainer.0.1", "trainer.0.2"}
-    (run_folder,) = (tmp_path / "logs").iterdir()
+    (run_folder,) = (tmp_path / "logs").glob("*_*")
     assert {folder.name: (folder / "0" / "stdout.log").read_text() for folder in run_folder.glob("attempt_*")} == {
         f"attempt_{number}": f"attempt {number}\n" for number in range(3)
     }

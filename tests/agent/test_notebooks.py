@@ -24,6 +24,7 @@ CELLS = {
         "def interrupt(pid):\n    os.kill(pid, signal.SIGINT)\n    time.sleep(60)"
     ),
     "good": "rallypoint.launch(lambda: os.environ['RANK'], nproc=2)",
+    "slow": "slow = rallypoint.launch(time.sleep, nproc=2, args=(2.5,))\nslow",
     "fails": "rallypoint.launch(work, nproc=1, args=('the key',))",
     "fails in a forkserver": "rallypoint.launch(work, nproc=1, args=('the key',), start_method='forkserver')",
     "unsendable": "rallypoint.launch(lambda: {'lock': __import__('threading').Lock()}, nproc=1)",
@@ -35,17 +36,29 @@ CELLS = {
 # Runs the cells as a notebook would, and prints for each what it showed and the classes of what it raised.
 NOTEBOOK = """
 import contextlib, io, json, os, sys
+from IPython.core.displaypub import CapturingDisplayPublisher
 from IPython.core.interactiveshell import InteractiveShell
 
 shell = InteractiveShell.instance(colors="NoColor", history_length=0)
 shell.history_manager.enabled = False
+shell.kernel = None  # as a notebook's shell has one
+shell.display_pub = CapturingDisplayPublisher(parent=shell)
 shown = {}
 for name, cell in json.load(sys.stdin).items():
     shown_by_shell = io.StringIO()
     with contextlib.redirect_stdout(shown_by_shell):
         result = shell.run_cell(cell, store_history=True)
     raised = type(result.error_in_exec).__mro__ if result.error_in_exec else ()
-    shown[name] = {"shown": shown_by_shell.getvalue(), "raised": [kind.__name__ for kind in raised], "value": repr(result.result)}
+    formats, _ = shell.display_formatter.format(result.result)
+    shown[name] = {
+        "shown": shown_by_shell.getvalue(),
+        "raised": [kind.__name__ for kind in raised],
+        "value": repr(result.result),
+        "kinds": [kind.__name__ for kind in type(result.result).__mro__],
+        "html": formats.get("text/html", ""),
+        "displayed": [(one["data"], one["update"]) for one in shell.display_pub.outputs],
+    }
+    shell.display_pub.outputs.clear()
 print(json.dumps(shown))
 """
 
@@ -68,6 +81,23 @@ def test_a_launch_from_a_cell(notebook: dict[str, Any]) -> None:
     """P44."""
     assert notebook["good"]["value"] == "['0', '1']"
     assert notebook["good"]["raised"] == []
+
+
+def test_results_are_a_list_for_programs_and_a_table_for_people(notebook: dict[str, Any]) -> None:
+    assert "list" in notebook["good"]["kinds"]
+    rows = "<tr><td>0</td><td><pre>&#x27;0&#x27;</pre></td></tr><tr><td>1</td><td><pre>&#x27;1&#x27;</pre></td></tr>"
+    assert notebook["good"]["html"] == f"<table><tr><th>rank</th><th>returned</th></tr>{rows}</table>"
+
+
+def test_a_line_tells_how_long_the_workers_run_and_is_gone_afterwards(notebook: dict[str, Any]) -> None:
+    """It is one that changes; what takes no time shows none."""
+    displayed = notebook["slow"]["displayed"]
+    texts = [data["text/plain"] for data, _ in displayed]
+    assert [is_update for _, is_update in displayed] == [False] + [True] * (len(texts) - 1)
+    assert all(text.startswith("2 workers running · ") for text in texts[:-1])
+    assert len(set(texts[:-1])) >= 2
+    assert displayed[-1][0] == {"text/plain": ""}
+    assert notebook["usage"]["displayed"] == []
 
 
 @pytest.mark.parametrize("cell", ["fails", "fails in a forkserver"])

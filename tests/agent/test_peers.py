@@ -253,7 +253,8 @@ def test_a_run_from_the_introduction_to_the_end(make_peers: MakePeers, make_agen
     assert result.state == WorkerState.SUCCEEDED
     assert sorted(result.return_values) == [4, 5]
     assert [(tmp_path / name).read_text() for name in "01"] == ["4 8 1 10.0.0.9 2\n", "5 8 1 10.0.0.9 2\n"]
-    assert peers.told == [("introduce", Introduction("trainer", 2, 3, "sh", LONG_S)), ("poll",), ("done",)]
+    alike = (("checkpoint_memory", "not given"), ("checkpoint_copies", 0))
+    assert peers.told == [("introduce", Introduction("trainer", 2, 3, "sh", LONG_S, alike=alike)), ("poll",), ("done",)]
 
 
 def test_a_rendezvous_that_takes_its_time_is_waited_for(make_peers: MakePeers, make_agent: MakeAgent) -> None:

@@ -200,7 +200,7 @@ def test_a_duration_is_recorded_also_if_the_block_fails(make_agent: MakeAgent, r
 
 
 def lines_of(folder: Path) -> list[Event]:
-    (file,) = folder.glob("*/events.jsonl")
+    (file,) = folder.glob("*_*/events.jsonl")
     return [Event.deserialize(line) for line in file.read_text().splitlines()]
 
 

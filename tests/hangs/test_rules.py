@@ -24,8 +24,11 @@ from rallypoint.hangs.rules import (
     longest_pause,
     may_be_elsewhere,
     parse_hang_timeout,
+    place_of,
     progress_of,
     regain,
+    shown,
+    standing_of,
     verdict_time,
 )
 
@@ -310,3 +313,61 @@ def test_it_is_still_since_its_last_activity_and_never_longer(steps: list[tuple[
         after = follow(still, idle)
         assert after.since == still.since  # and from then on it stays still
         still = after
+
+
+# Frames as the libraries leave them, the innermost first.
+IN_A_COLLECTIVE = [
+    ("barrier (/job/train.py:12)", "main (/job/train.py:40)"),
+    (
+        "all_reduce (/v/site-packages/torch/distributed/distributed_c10d.py:2806)",
+        "wrapper (/v/torch/distributed/c10d_logger.py:81)",
+    ),
+    (
+        "_is_ready (/v/rallypoint/store/tcp_store.py:248)",
+        "wait (/v/rallypoint/store/tcp_store.py:149)",
+        "all_gather (/job/t.py:3)",
+    ),
+    ("wait (/v/torch/distributed/distributed_c10d.py:99)", "main (/job/train.py:9)"),
+    ("batch_isend_irecv (/v/torch/distributed/distributed_c10d.py:2600)",),
+    ("reduce_scatter_tensor (/v/torch/distributed/distributed_c10d.py:4000)",),
+    ("_all_gather_base (/v/x.py:1)",),
+    ("all_to_all_single (/v/x.py:1)",),
+    ("broadcast_object_list (/v/x.py:1)",),
+    ("Allreduce (/job/mpi.py:3)",),
+    ("epoll_wait (libc.so.6)", "gloo::transport::tcp::UnboundBuffer::waitRecv (libtorch_cpu.so)", "step (/job/t.py:4)"),
+    ("ncclGroupEnd (libnccl.so.2)",),
+    ("PMPI_Barrier (libmpi.so.40)", "main (/job/t.py:4)"),
+]
+NOT_IN_A_COLLECTIVE = [
+    ("load (/job/data.py:12)", "main (/job/train.py:40)"),
+    ("gather (/job/statistics.py:3)",),
+    ("reduce (/usr/lib/python3.11/functools.py:3)",),
+    ("wait (/usr/lib/python3.11/threading.py:320)", "get (/usr/lib/python3.11/queue.py:171)"),
+    ("broadcaster (/job/train.py:4)",),
+    ("barriers_of (/job/train.py:4)",),
+    ("select (/usr/lib/python3.11/selectors.py:415)", "recv (/job/net.py:1)"),
+]
+
+
+@pytest.mark.parametrize(
+    ("frames", "expected"),
+    [*((one, "collective") for one in IN_A_COLLECTIVE), *((one, "elsewhere") for one in NOT_IN_A_COLLECTIVE), ((), "unknown")],
+)
+def test_a_collective_is_known_by_the_names_of_its_functions(frames: tuple[str, ...], expected: str) -> None:
+    assert place_of(frames) == expected
+
+
+def test_what_is_shown_begins_with_the_collective_and_is_the_same_wherever_the_program_lies() -> None:
+    deep = (
+        "poll (/a/x.py:1)",
+        "wait (/a/x.py:2)",
+        "barrier (/a/t.py:3)",
+        "main (/a/t.py:4)",
+        "run (/a/t.py:5)",
+        "go (/a/t.py:6)",
+    )
+    assert shown(deep) == "barrier (t.py:3) < main (t.py:4) < run (t.py:5)"
+    assert shown(("load (/a/t.py:3)",)) == "load (t.py:3)"
+    there = tuple(frame.replace("/a/", "/home/of/b/") for frame in deep)
+    assert standing_of(deep) == standing_of(there) != standing_of(deep[1:])
+    assert standing_of(()) == ""

@@ -9,8 +9,9 @@ import os
 import subprocess
 import sys
 import textwrap
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 
 import pytest
 from hypothesis import given
@@ -94,6 +95,38 @@ def test_all_threads_are_in_the_answer_and_the_worker_goes_on(desk: StackDesk, s
         assert threads[-1] == ("<module> (<string>:8)",)
         assert speaker(answer).kernel[0].startswith(f"thread {worker.pid} ")
     assert worker.communicate("\n")[0] == "went on\n"
+
+
+def test_two_who_ask_at_once_get_whole_answers(desk: StackDesk, start: Start) -> None:
+    """The answers of a worker have one file, and whoever looks at the job's page may ask while a hang is looked into."""
+    worker = start("def stand_here(): print(flush=True); time.sleep(60)\nstand_here()")
+    found: list[WorkerStacks] = []
+    askers = [threading.Thread(target=lambda: found.extend(ask(desk, worker))) for _ in range(4)]
+    for asker in askers:
+        asker.start()
+    for asker in askers:
+        asker.join()
+    assert [[frame.partition(" ")[0] for frame in speaker(one).threads[-1]] for one in found] == [["stand_here", "<module>"]] * 4
+
+
+def test_a_desk_that_is_closed_meanwhile_leaves_the_files_of_others_alone(desk: StackDesk, start: Start) -> None:
+    """It would empty whatever has the number of its file by then."""
+    worker = start("print(flush=True); time.sleep(60)")
+    [fd] = desk._own_files([0]).values()
+    asked = desk._ask_one(0, fd, worker.pid, time.monotonic() + AT_ONCE_S)
+    next(asked)
+    desk.close()
+    found: list[str] = []
+
+    def hear() -> Generator[None, None, None]:
+        text, _ = yield from asked
+        found.append(text)
+
+    assert not any(hear())
+    os.close(fd)
+    assert "<module>" in found[0]
+    with pytest.raises(OSError, match="not watched any more"):
+        ask(desk, worker)
 
 
 def test_a_long_answer_is_waited_for_to_its_end(desk: StackDesk, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:

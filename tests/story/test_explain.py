@@ -327,7 +327,7 @@ def test_totals_that_contradict_the_phases_are_noticed(explain: Explain, tmp_pat
 @pytest.mark.parametrize(
     ("args", "refusal"),
     [
-        ([], "no path was given; write rallypoint explain PATH, the log folder of a run"),
+        (["--follow", "--json"], "--follow and --json exclude each other: a document is made when all is known"),
         (["--jsn", "x"], "unknown flag --jsn; did you mean --json?"),
         (["missing"], "missing cannot be read: No such file or directory"),
         (["empty"], "there is no events.jsonl in empty, nor in a folder in it; name the log folder of a run"),
@@ -353,7 +353,7 @@ def test_bad_input_is_refused_in_one_line(
 
 
 def test_help(explain: Explain) -> None:
-    assert explain.text("--help").startswith("usage: rallypoint explain PATH")
+    assert explain.text("--help").startswith("usage: rallypoint explain [PATH ...]")
 
 
 def test_a_console_that_knows_ascii_only(tmp_path: Path) -> None:

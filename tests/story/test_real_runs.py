@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import signal
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -182,3 +184,40 @@ def test_f05_a_run_that_is_alive_is_told_as_such(
     (orders / "finish").touch()
     assert agent.wait() == 0
     assert (explained()["succeeded"], explained()["is_running"]) == (True, False)
+
+
+def test_a_run_is_followed_to_its_end_without_a_path(
+    script: Any, start_rallyrun: Any, orders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What happens is told while the run goes on, with one zero, and the end closes it."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    logs = tmp_path / "logs"
+    flags = ["--standalone", "--nproc-per-node", "2", "--max-restarts", "1", "--log-dir", logs]
+    agent = start_rallyrun([*flags, script(WORKER), orders])
+    agent.wait_for(lambda: is_running(logs) and list(tmp_path.glob("state/rallypoint/runs/*/*")))
+    following = start_rallyrun([], launcher=(sys.executable, "-m", "rallypoint", "explain", "--follow"))
+    following.wait_for_line("generation 1: 1 node, 2 workers, running after")
+    assert " is still running" in following.stdout.splitlines()[0]
+    (orders / "fail").touch()
+    following.wait_for_line("failed with exit code 1: ValueError: bad batch")
+    following.wait_for_line("restarts spent: 1 of 1")
+    assert "goodput is running" not in following.stdout
+    (orders / "finish").touch()
+    assert agent.wait() == 0
+    assert following.wait() == 0, following.stderr
+    told, _, summary = following.stdout.partition(" succeeded: all workers succeeded\n\n")
+    assert told.count("bad batch") == 1
+    times = [float(time) for time in re.findall(r"^ *\+([0-9.]+)s", told, re.MULTILINE)]
+    assert times == sorted(times)
+    assert summary.startswith("run ")
+    assert "each row adds up to its wall time; goodput is running / wall" in summary
+
+
+def test_a_failed_run_says_last_how_to_read_its_story(
+    script: Any, rallyrun: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ended = rallyrun(["--standalone", "--log-dir", "some logs", script("raise ValueError('bad batch')")])
+    assert ended.returncode == 1
+    command = ended.stderr.splitlines()[-1].partition("rallypoint ")[2]
+    assert explain_main(shlex.split(command)[1:]) == 0
+    assert "ValueError: bad batch" in capsys.readouterr().out

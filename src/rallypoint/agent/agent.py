@@ -26,6 +26,7 @@ from rallypoint.base.text import node_label
 from rallypoint.errors import (
     JobFailedError,
     LicenceOverError,
+    PreemptedError,
     RendezvousGracefulExitError,
     SignalException,
     UnkillableWorkersError,
@@ -41,11 +42,19 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from rallypoint.output.waits import Wait
+
 __all__ = ["DEFAULT_ROLE", "ElasticAgent", "SimpleElasticAgent"]
 
 DEFAULT_ROLE = "default"
 _TERMINAL_STATE_SYNC_ID = "torchelastic/agent/terminal_state"
 _ROLE_INFO_PREFIX = "torchelastic/role_info"
+
+
+def _backing_off(number: int, most: int, until: float) -> Wait:
+    from rallypoint.output.waits import BackOff
+
+    return BackOff(number, most, until)
 
 
 class ElasticAgent(ABC):
@@ -82,6 +91,7 @@ class SimpleElasticAgent(ElasticAgent):
         self._restarting = agent_machine.Restart("", 0)
         self._peers = peers_of(spec)
         self._own_restarts = OwnRestarts(restarts.RestartPolicy(spec.max_restarts))
+        self.is_hopeless = False  # whether it has given up because no restart could have helped
         self._run_record = RunRecord(spec)
 
     def get_worker_group(self, role: str = DEFAULT_ROLE) -> WorkerGroup:
@@ -109,7 +119,7 @@ class SimpleElasticAgent(ElasticAgent):
     def run(self, role: str = DEFAULT_ROLE) -> RunResult:
         started_at = time.monotonic()
         death_sig = signal.SIGTERM
-        with outbox.on_duty(), inbox.watch(self._signals_to_handle):
+        with outbox.on_duty(), inbox.watch(self._signals_to_watch()):
             try:
                 result = self._invoke_run(role)
                 self._total_execution_time = int(time.monotonic() - started_at)
@@ -121,13 +131,25 @@ class SimpleElasticAgent(ElasticAgent):
                 return RunResult(WorkerState.SUCCEEDED)
             except SignalException as received:
                 death_sig = received.sigval
-                self._peers.job.depart(f"{death_sig.name} was received by node {self._label()}", int(death_sig))
-                report.warn(f"{death_sig.name} was received: {self._what_a_signal_does()}")
+                self._depart(received)
                 raise
             finally:
                 self._shutdown(death_sig, timeout=self._shutdown_timeout)
                 self._peers.close_worker_store()
                 self._total_execution_time = int(time.monotonic() - started_at)
+
+    def _signals_to_watch(self) -> str:
+        """Those that end a run, by their names, and those that mean something else to this agent."""
+        return self._signals_to_handle
+
+    def _depart(self, received: SignalException) -> None:
+        if isinstance(received, PreemptedError):
+            self._peers.job.depart(f"node {self._label()} left after its notice: {received}")
+            report.warn(f"this node leaves: {received}")
+            return
+        name = received.sigval.name
+        self._peers.job.depart(f"{name} was received by node {self._label()}", int(received.sigval))
+        report.warn(f"{name} was received: {self._what_a_signal_does()}")
 
     def _label(self) -> str:
         """This node, as the others are told of it."""
@@ -167,7 +189,7 @@ class SimpleElasticAgent(ElasticAgent):
             return self._perform(action)
         except SignalException as error:
             self._ended_by = error
-            return agent_machine.Signalled(error.sigval.name)
+            return agent_machine.Signalled("a notice to leave" if isinstance(error, PreemptedError) else error.sigval.name)
         except UnkillableWorkersError as error:
             self._ended_by = error
             return agent_machine.CouldNotStop(str(error))
@@ -224,12 +246,13 @@ class SimpleElasticAgent(ElasticAgent):
 
     def _look(self) -> agent_machine.Observation:
         group, spec = self._worker_group, self._worker_group.spec
-        news = self._peers.job.observe()
+        news = self._peers.job.observe() or self._wish()
         if isinstance(news, agent_machine.Fenced) or (isinstance(news, agent_machine.JobEnded) and news.how == "failed"):
             return news
         result = self._last_result = self._monitor_workers(group)
         if result.state is WorkerState.FAILED or (isinstance(news, agent_machine.Regroup) and news.is_failure):
-            result = self._last_result = self._see_who_follows(result)
+            may_be_hopeless = isinstance(news, agent_machine.Regroup) and news.looks_hopeless
+            result = self._last_result = self._see_who_follows(result, may_be_hopeless)
         if result.state is not WorkerState.SUCCEEDED and (why := self._licence_over()):
             return self._fenced(why)
         group.state = result.state
@@ -247,14 +270,26 @@ class SimpleElasticAgent(ElasticAgent):
 
     def _report_failure(self, result: RunResult) -> restarts.Again | restarts.GiveUp | None:
         """Tell the job, which then rules; where each agent rules for itself, the ruling."""
-        self._peers.report_failure(result)
+        group, step = self._worker_group, self._furthest_step(result)
+        self._peers.report_failure(result, step=step)
         if self._peers.act_as_one:
             return None
-        return self._own_restarts.rule(result, self._worker_group.spec.max_restarts, self._restarts())
+        world_size = group.workers[0].world_size if group.workers else 0
+        ruling = self._own_restarts.rule(result, group.spec.max_restarts, self._restarts(), step, world_size)
+        self.is_hopeless = isinstance(ruling, restarts.GiveUp) and ruling.is_hopeless
+        return ruling
 
-    def _see_who_follows(self, result: RunResult) -> RunResult:
+    def _furthest_step(self, result: RunResult) -> int:
+        """How far the workers came that have failed, if they tell and somebody wants to know; else -1."""
+        return -1
+
+    def _see_who_follows(self, result: RunResult, may_be_hopeless: bool = False) -> RunResult:
         """Workers failed, here or elsewhere; with those who fail the same way, for which they are given a moment."""
         return result
+
+    def _wish(self) -> agent_machine.Regroup | None:
+        """What somebody from outside asks of this agent alone."""
+        return None
 
     def _hear_last_words(self) -> None:
         """The workers are gone; those that were only stopped may have failed the same way meanwhile."""
@@ -278,8 +313,10 @@ class SimpleElasticAgent(ElasticAgent):
         for local_rank, worker_id in self._start_workers(worker_group).items():
             worker_group.workers[local_rank].id = worker_id
         worker_group.state = WorkerState.HEALTHY
+        self._own_restarts.began()
         self._last_result = RunResult(WorkerState.HEALTHY)
-        self._run_record.formed(worker_group, self._peers.job.generation(), self._restarts())
+        job = self._peers.job
+        self._run_record.formed(worker_group, job.generation(), self._restarts(), job.formed_after())
         self._record_worker_start_events()
 
     @prof
@@ -290,18 +327,22 @@ class SimpleElasticAgent(ElasticAgent):
         worker_group.state = WorkerState.STOPPED
         self._observe(agent_machine.Stopped())
         inbox.raise_pending()
-        restart_at = time.monotonic() + self._restarting.delay_s
-        while (left_s := restart_at - time.monotonic()) > 0:  # a signal that is not ours wakes us too
-            wait_readable([inbox.fileno()], left_s)
-            inbox.raise_pending()
+        if self._restarting.delay_s > 0:
+            self._back_off(time.monotonic() + self._restarting.delay_s)
         self._initialize_workers(worker_group)
+
+    def _back_off(self, until: float) -> None:
+        with report.meanwhile(lambda: _backing_off(self._restarts(), self._worker_group.spec.max_restarts, until)):
+            while (left_s := until - time.monotonic()) > 0:  # a signal that is not ours wakes us too
+                wait_readable([inbox.fileno()], left_s)
+                inbox.raise_pending()
 
     @prof
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
         """Agree with the other agents on ranks and on the workers' master."""
         spec = worker_group.spec
         with self.record_duration("RENDEZVOUS"):
-            info = self._peers.next_rendezvous(self._shutdown_timeout, self._entrust_licence)
+            info = self._peers.next_rendezvous(self._shutdown_timeout, self._use_the_wait)
         spent = self._peers.job.restart_count()
         if spent is not None:
             self._remaining_restarts = spec.max_restarts - spent
@@ -317,8 +358,8 @@ class SimpleElasticAgent(ElasticAgent):
         worker_group.master_port = spec.master_port or master.master_port
         self._observe(agent_machine.Joined(info.rank, info.world_size))
 
-    def _entrust_licence(self, licence_fd: int | None) -> None:
-        """Whoever cleans up after us can tell the others so, also while we wait for them."""
+    def _use_the_wait(self, licence_fd: int | None) -> None:
+        """The others are waited for. Whoever cleans up after us can already tell them so, by this licence."""
 
     @prof
     def _assign_worker_ranks(self, store: Any, group_rank: int, group_world_size: int, spec: WorkerSpec) -> list[Worker]:

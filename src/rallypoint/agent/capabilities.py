@@ -6,6 +6,8 @@ hand is asked here and nowhere else: for one that can do no more there is a null
 
 from __future__ import annotations
 
+import signal
+
 from rallypoint.agent.peers import CoordinatedPeers, PlainPeers, WakingPeers
 from rallypoint.agent.workers import WorkerSpec
 from rallypoint.output.log_specs import DefaultLogsSpecs, LogFolder, LogsSpecs
@@ -41,13 +43,18 @@ class NoHold:
     hurry_fd: int | None = None
     licence_expired = False
     staying: frozenset[int] = frozenset()
+    succeeded: frozenset[int] = frozenset()
     ends_with_failure = False
     wants_last_words = False
 
     def __init__(self) -> None:
+        self.commands: dict[int, tuple[str, ...]] = {}
         self.last_words: dict[int, ProcessFailure] = {}
 
     def kill_at_once(self) -> None:
+        return
+
+    def pass_on(self, number: signal.Signals) -> None:
         return
 
     def explain_end(self, pid: int, reason: EndReason) -> None:
@@ -108,6 +115,9 @@ class NoFolders:
     run_folder: LogFolder | None = None
 
     def make_run_folder(self, run_id: str) -> None:
+        return
+
+    def link(self) -> None:
         return
 
     def discard_if_empty(self) -> bool:

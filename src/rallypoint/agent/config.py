@@ -8,9 +8,11 @@ field before anything is started.
 from __future__ import annotations
 
 import signal
+from collections.abc import Callable, Sequence
 
 from rallypoint.base import defaults, environment
 from rallypoint.base.records import Record, field
+from rallypoint.base.text import signal_names
 from rallypoint.errors import UsageError, bad_field
 from rallypoint.output.log_specs import DefaultLogsSpecs, LogsSpecs
 
@@ -23,6 +25,96 @@ __all__ = ["LaunchConfig", "count_workers", "resolve_shutdown_timeout"]
 _UNCATCHABLE = ("SIGKILL", "SIGSTOP")
 # Parameters of the rendezvous that have a field of their own.
 _NOT_SETTINGS = ("backend", "endpoint", "run_id", "min_nodes", "max_nodes", "local_addr", "self")
+
+
+def _whole(at_least: int) -> Callable[[str, Any], None]:
+    def check(name: str, value: Any) -> None:
+        if not hasattr(value, "__index__") or value < at_least:
+            raise bad_field(name, f" must be a whole number of {at_least} or more, not {value!r}")
+
+    return check
+
+
+def _seconds(name: str, value: Any) -> None:
+    # The comparison with infinity also refuses what is no number at all: nothing compares with nan.
+    if not isinstance(value, (int, float)) or not 0 <= value < float("inf"):
+        raise bad_field(name, f" must be a number of seconds of 0 or more, not {value!r}")
+
+
+def _more_than_0_seconds(name: str, value: Any) -> None:
+    _seconds(name, value)
+    if value == 0:
+        raise bad_field(name, " must be more than 0 seconds")
+
+
+def _line(name: str, value: Any, forbidden: str = "\n\r\0") -> None:
+    """Names become file names, environment variables and parts of printed lines; none of them takes these characters."""
+    if not isinstance(value, str):
+        raise bad_field(name, f" must be a text, not {value!r}")
+    if any(character in value for character in forbidden):
+        raise bad_field(name, f" must be one line without NUL characters, but is {value!r}")
+
+
+def _texts(name: str, value: Any) -> None:
+    for variable, text in value.items():
+        _line(f"{name}[{variable!r}]", text, forbidden="\0")
+
+
+def _settings(name: str, value: Any) -> None:
+    for one in _NOT_SETTINGS:
+        if one in value:
+            raise bad_field(name, f": {one!r} is not a setting of the rendezvous, but a field or flag of its own")
+
+
+def _start_method(name: str, value: Any) -> None:
+    if value not in defaults.START_METHODS:
+        raise bad_field(name, f" must be one of {', '.join(defaults.START_METHODS)}, not {value!r}")
+
+
+def _signals(name: str, value: str) -> None:
+    for one in filter(None, map(str.strip, value.split(","))):
+        if one not in signal.Signals.__members__:
+            raise bad_field(name, f": {one!r} is not a signal of this system; write names such as SIGTERM,SIGUSR1")
+        if one in _UNCATCHABLE:
+            raise bad_field(name, f": {one} cannot be handled by any program")
+
+
+def _few_signals(name: str, value: str) -> None:
+    """As `_signals`, with names that may leave out SIG, as those of Slurm and kill do."""
+    _line(name, value)
+    _signals(name, signal_names(value))
+
+
+def _limits(name: str, value: Any) -> None:
+    from rallypoint.hangs.rules import parse_hang_timeout
+
+    try:
+        parse_hang_timeout(str(value))
+    except UsageError as problem:
+        raise bad_field(name, f": {problem}") from problem
+
+
+def _notices(name: str, value: Any) -> None:
+    if not isinstance(value, str | list | tuple) or not all(isinstance(one, str) for one in value):
+        raise bad_field(name, f" must be a list of web addresses and commands, not {type(value).__name__}")
+
+
+def _checks(name: str, value: Any) -> None:
+    if not isinstance(value, list | tuple) or not all(isinstance(one, str) for one in value):
+        raise bad_field(name, f" must be a list of the names of checks, or of commands, not {value!r}")
+    if not value:
+        return
+    from rallypoint.preflight.checks import read_specs
+
+    try:
+        read_specs(value)
+    except ValueError as problem:
+        raise bad_field(name, f": {problem}") from problem
+
+
+def _none_or_one(name: str, value: Any) -> None:
+    if value not in (0, 1):
+        raise bad_field(name, f" must be 0 or 1, not {value!r}")
 
 
 class LaunchConfig(Record):
@@ -54,57 +146,80 @@ class LaunchConfig(Record):
     no_retry_exit_codes: exit codes of workers after which the job ends without a restart; -n for signal n.
     restart_backoff: seconds before the second restart, doubled with each one after that; the first comes at once.
     restart_window: only restarts within so many seconds count against max_restarts; 0: all of the job's.
+    retry_hopeless: restart after failures too that no restart can help, such as an ImportError in all workers.
+    max_no_progress: attempts in a row that may fail without coming further than one before; None: no limit.
+    preflight: checks of this machine before it gets a seat, and after a failure of its workers, see `--preflight`.
     hang_timeout: seconds without a sign of life after which a worker hangs; other limits may follow, see `--hang-timeout`.
-    preload: modules that workers find imported, as their names or as a text with commas, see `--preload`.
+    preload: modules that workers find imported, as their names or as a text with commas, or "auto", see `--preload`.
     standby: whether another process waits for each worker to take its place, see `rallypoint.worker.ready`.
+    proctitle: whether ``ps`` shows workers that are Python by rank and job, as in ``rank 3/8 my-job: python train.py``.
     checkpoint_memory: bytes on this node for what its workers save with `rallypoint.worker.checkpoint`.
     checkpoint_dir: a folder for that memory when a job ends before its work is done; the next one finds it there.
     checkpoint_copies: on how many other nodes there is a copy of what workers save, 0 or 1.
     checkpoint_bandwidth: how many bytes a second this node sends for that; None is no limit.
+    notify: who is told of failures, hangs and the end of the job: web addresses, commands, or @FILE, see `--notify`.
+    signals_to_forward: names of signals that are passed on to the workers and do nothing else; SIG may be left out.
+    drain_grace: seconds that workers have to save when this node has to leave; with it, SIGTERM gives notice before it ends
+        anything.
+    drain_signals: names of more signals that give notice.
+    drain_file: a file that gives notice when it appears.
+    drain_forward: the name of a signal that workers get when a node of the job has notice.
     health_port, health_addr: where to answer health checks; None asks the environment.
+    web: whether there is a web page of the job at that port, or at a free one; its address, with a token, is told at the start.
 
     Those on restarts may stand in rdzv_configs instead; either way they end up in both.
     """
 
-    min_nodes: int
-    max_nodes: int
-    nproc_per_node: int
+    min_nodes: int = field(check=_whole(1))
+    max_nodes: int = field(check=_whole(1))
+    nproc_per_node: int = field(check=_whole(1))
     logs_specs: LogsSpecs | None = None
-    run_id: str = ""
-    role: str = defaults.ROLE_API
-    rdzv_endpoint: str = ""
-    rdzv_backend: str = defaults.BACKEND_API
-    rdzv_configs: dict[str, Any] = field(factory=dict)
+    run_id: str = field(default="", check=_line)
+    role: str = field(default=defaults.ROLE_API, check=_line)
+    rdzv_endpoint: str = field(default="", check=_line)
+    rdzv_backend: str = field(default=defaults.BACKEND_API, check=_line)
+    rdzv_configs: dict[str, Any] = field(factory=dict, check=_settings)
     rdzv_timeout: int = defaults.RDZV_TIMEOUT_UNSET
-    max_restarts: int = defaults.MAX_RESTARTS_API
-    monitor_interval: float = defaults.MONITOR_INTERVAL_S
-    start_method: str = defaults.START_METHOD
-    log_line_prefix_template: str | None = None
+    max_restarts: int = field(default=defaults.MAX_RESTARTS_API, check=_whole(0))
+    monitor_interval: float = field(default=defaults.MONITOR_INTERVAL_S, check=_more_than_0_seconds)
+    start_method: str = field(default=defaults.START_METHOD, check=_start_method)
+    log_line_prefix_template: str | None = field(default=None, check=_line)
     metrics_cfg: dict[str, str] = field(factory=dict)
-    local_addr: str | None = None
+    local_addr: str | None = field(default=None, check=_line)
     event_log_handler: str = defaults.EVENT_LOG_HANDLER
     numa_options: Any = None
-    signals_to_handle: str = defaults.SIGNALS_TO_HANDLE
+    signals_to_handle: str = field(default=defaults.SIGNALS_TO_HANDLE, check=_signals)
     duplicate_stdout_filters: list[str] | None = None
     duplicate_stderr_filters: list[str] | None = None
     virtual_local_rank: bool = False
-    shutdown_timeout: int | None = None
+    shutdown_timeout: int | None = field(default=None, check=_seconds)
 
-    exit_barrier_timeout: float = field(default=defaults.EXIT_BARRIER_TIMEOUT_S, kw_only=True)
-    log_max_bytes: int | None = field(default=None, kw_only=True)
-    worker_env: dict[str, str] = field(factory=dict, kw_only=True)
+    exit_barrier_timeout: float = field(default=defaults.EXIT_BARRIER_TIMEOUT_S, kw_only=True, check=_seconds)
+    log_max_bytes: int | None = field(default=None, kw_only=True, check=_whole(1))
+    worker_env: dict[str, str] = field(factory=dict, kw_only=True, check=_texts)
     no_retry_exit_codes: tuple[int, ...] = field(default=(), kw_only=True)
     restart_backoff: float = field(default=defaults.RESTART_BACKOFF_S, kw_only=True)
     restart_window: float = field(default=defaults.RESTART_WINDOW_S, kw_only=True)
-    hang_timeout: str | float | None = field(default=None, kw_only=True)
+    retry_hopeless: bool = field(default=False, kw_only=True)
+    max_no_progress: int | None = field(default=None, kw_only=True)
+    preflight: tuple[str, ...] = field(default=(), kw_only=True, check=_checks)
+    hang_timeout: str | float | None = field(default=None, kw_only=True, check=_limits)
     preload: str | tuple[str, ...] = field(default=(), kw_only=True)
     standby: bool = field(default=False, kw_only=True)
-    checkpoint_memory: int | None = field(default=None, kw_only=True)
+    proctitle: bool = field(default=True, kw_only=True)
+    checkpoint_memory: int | None = field(default=None, kw_only=True, check=_whole(1))
     checkpoint_dir: str | None = field(default=None, kw_only=True)
-    checkpoint_copies: int = field(default=0, kw_only=True)
-    checkpoint_bandwidth: int | None = field(default=None, kw_only=True)
+    checkpoint_copies: int = field(default=0, kw_only=True, check=_none_or_one)
+    checkpoint_bandwidth: int | None = field(default=None, kw_only=True, check=_whole(1))
+    notify: str | Sequence[str] | None = field(default=None, kw_only=True, check=_notices)
+    signals_to_forward: str = field(default="", kw_only=True, check=_few_signals)
+    drain_grace: float | None = field(default=None, kw_only=True, check=_more_than_0_seconds)
+    drain_signals: str = field(default="", kw_only=True, check=_few_signals)
+    drain_file: str | None = field(default=None, kw_only=True, check=_line)
+    drain_forward: str = field(default="", kw_only=True, check=_few_signals)
     health_port: int | None = field(default=None, kw_only=True)
     health_addr: str = field(default=defaults.HEALTH_ADDR, kw_only=True)
+    web: bool = field(default=False, kw_only=True)
 
     @classmethod
     def standalone(cls, nproc_per_node: int | str = 1, **fields: Any) -> LaunchConfig:
@@ -118,19 +233,17 @@ class LaunchConfig(Record):
         return cls(1, 1, workers, rdzv_backend=defaults.BACKEND_ELASTIC, rdzv_endpoint=where, **fields)
 
     def __post_init__(self) -> None:
-        self._check_counts()
-        self._check_times()
-        self._check_texts()
-        _check_signals(self.signals_to_handle)
+        for name, one in self._fields.items():
+            if one.check is not None and (value := getattr(self, name)) is not one.default:
+                one.check(name, value)
+        self._check_together()
         self.shutdown_timeout = resolve_shutdown_timeout(self.shutdown_timeout)
         if self.numa_options is not None:
             from rallypoint.affinity import read_options
 
             self.numa_options = read_options(self.numa_options)
-        if self.hang_timeout is not None:
-            _check_hang_timeout(self.hang_timeout)
-        if self.preload:
-            self.preload = _read_preload(self.preload)
+        self.preflight = tuple(self.preflight)
+        self.preload = _read_preload(self.preload) if self.preload else ()
         self.rdzv_configs = {**self.rdzv_configs, "timeout": self._timeout()}
         for name in defaults.RESTART_SETTINGS:
             if name in self.rdzv_configs or getattr(self, name) != self._constants[name]:
@@ -138,48 +251,21 @@ class LaunchConfig(Record):
         if self.logs_specs is None:
             self.logs_specs = DefaultLogsSpecs()
 
-    def _check_counts(self) -> None:
-        _check_whole("min_nodes", self.min_nodes, at_least=1)
-        _check_whole("max_nodes", self.max_nodes, at_least=1)
+    def _check_together(self) -> None:
         if self.max_nodes < self.min_nodes:
             raise bad_field("max_nodes", f" is {self.max_nodes}, fewer than min_nodes, which is {self.min_nodes}")
-        _check_whole("nproc_per_node", self.nproc_per_node, at_least=1)
-        _check_whole("max_restarts", self.max_restarts, at_least=0)
-        if self.log_max_bytes is not None:
-            _check_whole("log_max_bytes", self.log_max_bytes, at_least=1)
-        if self.checkpoint_memory is not None:
-            _check_whole("checkpoint_memory", self.checkpoint_memory, at_least=1)
-        elif self.checkpoint_dir is not None:
-            raise bad_field("checkpoint_dir", " needs checkpoint_memory, which is not set")
-        elif self.checkpoint_copies:
-            raise bad_field("checkpoint_copies", " needs checkpoint_memory, which is not set")
-        if self.checkpoint_copies not in (0, 1):
-            raise bad_field("checkpoint_copies", f" must be 0 or 1, not {self.checkpoint_copies!r}")
-        if self.checkpoint_bandwidth is not None:
-            _check_whole("checkpoint_bandwidth", self.checkpoint_bandwidth, at_least=1)
+        for name in ("checkpoint_dir", "checkpoint_copies"):
+            if self.checkpoint_memory is None and getattr(self, name) != self._constants[name]:
+                raise bad_field(name, " needs checkpoint_memory, which is not set")
 
-    def _check_times(self) -> None:
-        _check_seconds("monitor_interval", self.monitor_interval)
-        if self.monitor_interval == 0:
-            raise bad_field("monitor_interval", " must be more than 0 seconds")
-        _check_seconds("exit_barrier_timeout", self.exit_barrier_timeout)
-        if self.shutdown_timeout is not None:
-            _check_seconds("shutdown_timeout", self.shutdown_timeout)
-        if self.rdzv_timeout != defaults.RDZV_TIMEOUT_UNSET:
-            _check_seconds("rdzv_timeout", self.rdzv_timeout)
-
-    def _check_texts(self) -> None:
-        for name in ("run_id", "role", "rdzv_endpoint", "rdzv_backend"):
-            _check_line(name, getattr(self, name))
-        for name in ("local_addr", "log_line_prefix_template"):
-            _check_line(name, getattr(self, name) or "")
-        for name in _NOT_SETTINGS:
-            if name in self.rdzv_configs:
-                raise bad_field("rdzv_configs", f": {name!r} is not a setting of the rendezvous, but a field or flag of its own")
-        for variable, value in self.worker_env.items():
-            _check_line(f"worker_env[{variable!r}]", value, forbidden="\0")
-        if self.start_method not in defaults.START_METHODS:
-            raise bad_field("start_method", f" must be one of {', '.join(defaults.START_METHODS)}, not {self.start_method!r}")
+        for name in ("drain_signals", "drain_file", "drain_forward"):
+            if self.drain_grace is None and getattr(self, name) != self._constants[name]:
+                raise bad_field(name, " needs drain_grace, which is not set")
+        if "," in self.drain_forward:
+            raise bad_field("drain_forward", f" is one signal, not {self.drain_forward!r}")
+        twice = set(signal_names(self.signals_to_forward).split(",")) & set(signal_names(self.drain_signals).split(",")) - {""}
+        if twice:
+            raise bad_field("signals_to_forward", f": {', '.join(sorted(twice))} is in drain_signals too; leave one out")
 
     def _unite(self, name: str) -> None:
         """Let a field and the setting of the same name say the same, whichever of them was given."""
@@ -194,6 +280,7 @@ class LaunchConfig(Record):
 
     def _timeout(self) -> Any:
         if self.rdzv_timeout != defaults.RDZV_TIMEOUT_UNSET:
+            _seconds("rdzv_timeout", self.rdzv_timeout)
             return self.rdzv_timeout
         return self.rdzv_configs.get("timeout", defaults.RDZV_TIMEOUT_S)
 
@@ -206,7 +293,7 @@ def count_workers(field: str, asked: int | str) -> int:
         workers = determine_local_world_size(str(asked))
     except ValueError as problem:
         raise bad_field(field, f": {problem}") from problem
-    _check_whole(field, workers, at_least=1)
+    _whole(1)(field, workers)
     return workers
 
 
@@ -219,7 +306,7 @@ def resolve_shutdown_timeout(shutdown_timeout: int | None) -> int:
         seconds = int(text)
     except ValueError:
         raise UsageError(f"{defaults.ENV_SHUTDOWN_TIMEOUT} must be a whole number of seconds, not {text!r}") from None
-    _check_seconds(defaults.ENV_SHUTDOWN_TIMEOUT, seconds)
+    _seconds(defaults.ENV_SHUTDOWN_TIMEOUT, seconds)
     return seconds
 
 
@@ -232,40 +319,3 @@ def _read_preload(value: object) -> tuple[str, ...]:
         return read_modules(value)
     except ValueError as problem:
         raise bad_field("preload", f": {problem}") from problem
-
-
-def _check_hang_timeout(value: object) -> None:
-    from rallypoint.hangs.rules import parse_hang_timeout
-
-    try:
-        parse_hang_timeout(str(value))
-    except UsageError as problem:
-        raise bad_field("hang_timeout", f": {problem}") from problem
-
-
-def _check_whole(name: str, value: Any, at_least: int) -> None:
-    if not hasattr(value, "__index__") or value < at_least:
-        raise bad_field(name, f" must be a whole number of {at_least} or more, not {value!r}")
-
-
-def _check_seconds(name: str, value: Any) -> None:
-    # The comparison with infinity also refuses what is no number at all: nothing compares with nan.
-    if not isinstance(value, (int, float)) or not 0 <= value < float("inf"):
-        raise bad_field(name, f" must be a number of seconds of 0 or more, not {value!r}")
-
-
-def _check_line(name: str, value: Any, forbidden: str = "\n\r\0") -> None:
-    """Names become file names, environment variables and parts of printed lines; none of them takes these characters."""
-    if not isinstance(value, str):
-        raise bad_field(name, f" must be a text, not {value!r}")
-    if any(character in value for character in forbidden):
-        raise bad_field(name, f" must be one line without NUL characters, but is {value!r}")
-
-
-def _check_signals(names: str) -> None:
-    for name in filter(None, map(str.strip, names.split(","))):
-        if name not in signal.Signals.__members__:
-            problem = f": {name!r} is not a signal of this system; write names such as SIGTERM,SIGUSR1"
-            raise bad_field("signals_to_handle", problem)
-        if name in _UNCATCHABLE:
-            raise bad_field("signals_to_handle", f": {name} cannot be handled by any program")

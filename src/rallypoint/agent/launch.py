@@ -6,11 +6,14 @@ Names are looked up through their modules at the time of use, because callers re
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 from rallypoint import events, metrics
 from rallypoint.agent.capabilities import peers_of
 from rallypoint.agent.config import LaunchConfig, count_workers, resolve_shutdown_timeout
+from rallypoint.agent.leaving import DrainFlags
 from rallypoint.agent.local_agent import LocalElasticAgent
 from rallypoint.agent.peers import PlainPeers
 from rallypoint.agent.workers import RunResult, WorkerGroup, WorkerSpec, _get_entrypoint_name
@@ -35,9 +38,16 @@ if TYPE_CHECKING:
     import socket
     from typing import Any, NoReturn
 
+    from rallypoint.notices.notifier import Notifier
+
     Entrypoint = Callable[..., Any] | str | None
 
 __all__ = ["LaunchConfig", "elastic_launch", "launch", "launch_agent"]
+
+SHOWN_RESULTS = 64
+SHOWN_CHARACTERS = 500
+# What the agent is told as the config has it: whatever goes by the same name in both.
+_FIELDS_OF_AGENT = [name for name in LocalElasticAgent.__init__.__code__.co_varnames if name in LaunchConfig._fields]
 
 
 class elastic_launch:  # the name is part of the contract
@@ -63,15 +73,39 @@ def launch(fn: Entrypoint, nproc: int | str, args: Sequence[Any] = (), **fields:
     """
     config = LaunchConfig.standalone(count_workers("nproc", nproc), **fields)
     results = launch_agent(config, fn, list(args))
-    return [results[rank] for rank in sorted(results)]
+    return Results(results[rank] for rank in sorted(results))
+
+
+class Results(list["Any"]):
+    """What workers returned, by rank: a list, of which a notebook shows a table."""
+
+    def _repr_html_(self) -> str:
+        from html import escape
+
+        shown = [repr(value) for value in self[:SHOWN_RESULTS]]
+        clipped = [text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}…" for text in shown]
+        rows = "".join(f"<tr><td>{rank}</td><td><pre>{escape(text)}</pre></td></tr>" for rank, text in enumerate(clipped))
+        more = f"<p>and {len(self) - SHOWN_RESULTS} more</p>" if len(self) > SHOWN_RESULTS else ""
+        return f"<table><tr><th>rank</th><th>returned</th></tr>{rows}</table>{more}"
 
 
 def launch_agent(
     config: LaunchConfig, entrypoint: Entrypoint, args: list[Any], health_check_server: Any = None
 ) -> dict[int, Any]:
     """Run one agent to its end. A signal leaves the rendezvous open, so that the job can go on elsewhere; all else closes it."""
-    with outbox.on_duty():
+    with outbox.on_duty(), _seen_in_notebook(config.nproc_per_node):
         return _launch_agent(config, entrypoint, args, health_check_server)
+
+
+def _seen_in_notebook(workers: int) -> AbstractContextManager[object]:
+    """Whoever has called us from a cell of a notebook sees how it goes; there alone is anything loaded for that."""
+    ipython = sys.modules.get("IPython")  # None has no get_ipython either
+    shell = getattr(ipython, "get_ipython", lambda: None)()
+    if not hasattr(shell, "kernel") or report.is_live():
+        return nullcontext()
+    from rallypoint.output.notebook_line import shown_in_notebook
+
+    return shown_in_notebook(workers)
 
 
 def _launch_agent(config: LaunchConfig, entrypoint: Entrypoint, args: list[Any], health_check_server: Any) -> dict[int, Any]:
@@ -82,23 +116,25 @@ def _launch_agent(config: LaunchConfig, entrypoint: Entrypoint, args: list[Any],
     metrics.initialize_metrics(metrics.MetricsConfig(config.metrics_cfg))
     _check_watches(config)
     environment.write({defaults.ENV_SIGNALS_TO_HANDLE: config.signals_to_handle})
+    notifier = _make_notifier(config)
     listeners = [] if health_check_server is not None else _open_health_port(config)
     try:
         spec = _worker_spec(config, entrypoint, args)
-        agent = _make_agent(config, spec, health_check_server, listeners)
+        agent = _make_agent(config, spec, health_check_server, listeners, notifier)
     except BaseException:  # raised again, but the port is freed
         for listener in listeners:
             listener.close()
         raise
-    peers, shutdown_rdzv = peers_of(spec), True
+    peers, shutdown_rdzv, patience_s = peers_of(spec), True, defaults.NOTICE_WAIT_S
     try:
         result = agent.run()
         events.record(agent.get_event_succeeded(), config.event_log_handler)
         if result.is_failed():
-            _raise_failures(_get_entrypoint_name(entrypoint, args), result, peers, agent.get_worker_group())
+            _raise_failures(_get_entrypoint_name(entrypoint, args), result, peers, agent)
         return result.return_values
     except SignalException:
         shutdown_rdzv = False
+        patience_s = defaults.NOTICE_WAIT_AFTER_SIGNAL_S
         _leave(peers)
         events.record(agent.get_event_failed(), config.event_log_handler)
         raise
@@ -108,8 +144,21 @@ def _launch_agent(config: LaunchConfig, entrypoint: Entrypoint, args: list[Any],
             _leave(peers, error)
         raise
     finally:
-        if shutdown_rdzv:
-            spec.rdzv_handler.shutdown()
+        try:
+            if shutdown_rdzv:
+                spec.rdzv_handler.shutdown()
+        finally:
+            if notifier is not None:  # last of all: nobody else waits for this
+                notifier.close(patience_s)
+
+
+def _make_notifier(config: LaunchConfig) -> Notifier | None:
+    """Who tells others of the run, where that is asked for; what cannot be told is refused."""
+    if not config.notify:
+        return None
+    from rallypoint.notices.notifier import Notifier, read_targets
+
+    return Notifier(read_targets(config.notify))
 
 
 def _check_watches(config: LaunchConfig) -> None:
@@ -126,12 +175,13 @@ def _check_watches(config: LaunchConfig) -> None:
 
 
 def _open_health_port(config: LaunchConfig) -> list[socket.socket]:
-    if config.health_port is None and not environment.text(defaults.ENV_HEALTH_CHECK_PORT):
+    is_inherited = config.health_port is None and bool(environment.text(defaults.ENV_HEALTH_CHECK_PORT))
+    if config.health_port is None and not is_inherited and not config.web:
         return []
     from rallypoint.health.server import open_listeners_or_explain, resolve_health_port
 
     port = resolve_health_port(config.health_port)
-    if config.health_port is None:  # the agents of a host inherit the variable, and one can have the port: each tries it
+    if is_inherited:  # the agents of a host inherit the variable, and one can have the port: each tries it
         return []
     return open_listeners_or_explain(config.health_addr, port)
 
@@ -176,42 +226,52 @@ def _meeting_place(config: LaunchConfig) -> tuple[str, str]:
 
 
 def _make_agent(
-    config: LaunchConfig, spec: WorkerSpec, health_check_server: Any, health_listeners: list[socket.socket]
+    config: LaunchConfig,
+    spec: WorkerSpec,
+    health_check_server: Any,
+    health_listeners: list[socket.socket],
+    notifier: Notifier | None,
 ) -> LocalElasticAgent:
     if config.logs_specs is None:
         raise UsageError("logs_specs was set to None after the config was made; leave it out for the default")
     if config.log_max_bytes is not None:
         config.logs_specs.log_max_bytes = config.log_max_bytes
+    given = {name: getattr(config, name) for name in _FIELDS_OF_AGENT}
+    given["shutdown_timeout"] = resolve_shutdown_timeout(config.shutdown_timeout)
+    if notifier is not None:
+        given["notifier"] = notifier
     return LocalElasticAgent(
         spec=spec,
-        logs_specs=config.logs_specs,
-        start_method=config.start_method,
-        exit_barrier_timeout=config.exit_barrier_timeout,
-        log_line_prefix_template=config.log_line_prefix_template,
-        shutdown_timeout=resolve_shutdown_timeout(config.shutdown_timeout),
         health_check_server=health_check_server,
-        signals_to_handle=config.signals_to_handle,
-        worker_env=config.worker_env,
-        hang_timeout=config.hang_timeout,
-        preload=tuple(config.preload),
-        standby=config.standby,
-        checkpoint_memory=config.checkpoint_memory,
-        checkpoint_dir=config.checkpoint_dir,
-        checkpoint_copies=config.checkpoint_copies,
-        checkpoint_bandwidth=config.checkpoint_bandwidth,
         health_listeners=health_listeners,
-        health_addr=config.health_addr,
-        restart_policy=RestartPolicy(
-            config.max_restarts,
-            no_retry_exit_codes=config.no_retry_exit_codes,
-            backoff_s=config.restart_backoff,
-            max_backoff_s=float(config.rdzv_configs.get("restart_backoff_max", defaults.RESTART_BACKOFF_MAX_S)),
-            window_s=config.restart_window,
+        restart_policy=_restart_policy(config),
+        drain=DrainFlags(
+            config.signals_to_forward, config.drain_grace, config.drain_signals, config.drain_file, config.drain_forward
         ),
+        **given,
     )
 
 
-def _raise_failures(name: str, result: RunResult, peers: PlainPeers, group: object) -> NoReturn:
+def _restart_policy(config: LaunchConfig) -> RestartPolicy:
+    """For an agent that rules for itself; where the job does, the settings of the rendezvous say the same."""
+    policy = RestartPolicy(
+        config.max_restarts,
+        no_retry_exit_codes=config.no_retry_exit_codes,
+        backoff_s=config.restart_backoff,
+        window_s=config.restart_window,
+        max_no_progress=config.max_no_progress,
+        retry_hopeless=config.retry_hopeless,
+    )
+    given = {key: config.rdzv_configs[key] for key in defaults.OTHER_RESTART_SETTINGS if key in config.rdzv_configs}
+    if not given:
+        return policy
+    from rallypoint.rendezvous.settings import parse_setting
+
+    values = {key: parse_setting(key, value, f"rdzv_configs[{key!r}]") for key, value in given.items()}
+    return policy.replace(**{defaults.OTHER_RESTART_SETTINGS[key]: value for key, value in values.items()})
+
+
+def _raise_failures(name: str, result: RunResult, peers: PlainPeers, agent: LocalElasticAgent) -> NoReturn:
     """A failed run becomes an error; of a job of several nodes, after the verdict, which is the same on all of them."""
     verdict = peers.job.end_error()
     for line in verdict.lines if isinstance(verdict, JobFailedError) else ():
@@ -223,6 +283,8 @@ def _raise_failures(name: str, result: RunResult, peers: PlainPeers, group: obje
     from rallypoint.failures.process_failure import ChildFailedError
 
     error = ChildFailedError(name=name, failures=result.failures)
+    group = agent.get_worker_group()
+    error.is_hopeless = verdict.is_hopeless if isinstance(verdict, JobFailedError) else getattr(agent, "is_hopeless", False)
     if isinstance(group, WorkerGroup) and group.workers:  # else the agent is one that somebody has put in its place
         error.world_size = group.workers[0].world_size
     if isinstance(verdict, JobFailedError):

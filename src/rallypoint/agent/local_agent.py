@@ -9,24 +9,25 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from rallypoint.agent import records as agent_records
 from rallypoint.agent.agent import SimpleElasticAgent
 from rallypoint.agent.capabilities import NoReserve, folders_of, hold_on, news_fd_of
-from rallypoint.agent.peers import OwnRestarts
+from rallypoint.agent.leaving import NO_DRAIN, DrainFlags, Leaving
+from rallypoint.agent.peers import NoAttendant, OwnRestarts
 from rallypoint.agent.worker_monitor import WorkerMonitor
 from rallypoint.agent.workers import RunResult, WorkerGroup, WorkerSpec, WorkerState
 from rallypoint.base import defaults, environment, limits, outbox, report
 from rallypoint.base.signals import inbox
-from rallypoint.errors import UsageError
+from rallypoint.errors import JobStoppedError, SignalException, UsageError
 from rallypoint.events import EventSource
 from rallypoint.metrics import prof
 from rallypoint.output.log_specs import LogsSpecs, Std
 from rallypoint.output.outlets import mixes_lines
 from rallypoint.processes import warden_client
 from rallypoint.processes.context import PContext, wait_readable
-from rallypoint.processes.subprocesses import start_processes
+from rallypoint.processes.subprocesses import start_processes, warm_up
 from rallypoint.protocol import agent_machine
 from rallypoint.protocol.restarts import RestartPolicy
 from rallypoint.protocol.worker_plan import Group, WorkerPlan, WorkerRanks, plan_worker
@@ -37,10 +38,19 @@ if TYPE_CHECKING:
     from typing import Any
 
     from rallypoint.checkpoint.vault import Snapshots
+    from rallypoint.failures.process_failure import ProcessFailure
+    from rallypoint.inspection.desk import Desk
+    from rallypoint.inspection.view import NodeView
+    from rallypoint.net.http_server import Answer
+    from rallypoint.notices.notifier import Notifier
+    from rallypoint.preflight.attendant import Attendant
+    from rallypoint.processes.learning import Learner
+    from rallypoint.processes.titles import Titles
     from rallypoint.timers.file_server import FileTimerServer
     from rallypoint.timers.file_timer import FileTimerRequest
+    from rallypoint.web.site import Site
 
-__all__ = ["LocalElasticAgent", "plan_workers"]
+__all__ = ["LocalElasticAgent", "make_learner", "plan_workers"]
 
 QUIET_S = 0.5
 FILES_PER_WORKER = 4  # two pipes with two ends each, or with one end and a log file
@@ -83,14 +93,20 @@ class LocalElasticAgent(SimpleElasticAgent):
         hang_timeout: str | float | None = None,
         preload: tuple[str, ...] = (),
         standby: bool = False,
+        proctitle: bool = False,
         checkpoint_memory: int | None = None,
         checkpoint_dir: str | None = None,
         checkpoint_copies: int = 0,
         checkpoint_bandwidth: int | None = None,
+        preflight: tuple[str, ...] = (),
         health_listeners: Sequence[socket.socket] = (),
         health_addr: str = defaults.HEALTH_ADDR,
+        web: bool = False,
+        notifier: Notifier | None = None,
+        drain: DrainFlags = NO_DRAIN,
     ) -> None:
         super().__init__(spec, exit_barrier_timeout, shutdown_timeout)
+        self._run_record.notifier = self._notifier = notifier
         self._start_method = start_method
         self._pcontext: PContext | None = None
         self._rdzv_handler = spec.rdzv_handler  # as subclassers know it
@@ -100,20 +116,32 @@ class LocalElasticAgent(SimpleElasticAgent):
         self._worker_watchdog: FileTimerServer | None = None
         self._hang_timeout = hang_timeout
         self._preload = preload
+        self._learner = make_learner(preload, spec.entrypoint, spec.args, logs_specs)
         self._reserve = _make_reserve(standby)
-        self._checkpoint_memory = checkpoint_memory
-        self._checkpoint_dir = checkpoint_dir
-        self._checkpoint_copies, self._checkpoint_bandwidth = checkpoint_copies, checkpoint_bandwidth
-        self._snapshots: Snapshots | None = None
-        self._health_listeners = list(health_listeners)
-        self._health_addr = health_addr
+        self._has_titles = proctitle
+        self._titles: Titles | None = None  # once there are workers to have some
+        self._plan_snapshots(checkpoint_memory, checkpoint_dir, checkpoint_copies, checkpoint_bandwidth)
+        self._health_listeners, self._health_addr = list(health_listeners), health_addr
+        self._has_page = web
+        self._site: Site | None = None
         self._kill_wait_s = _kill_wait(uninterruptible_state_timeout)
         self._signals_to_handle = signals_to_handle
         self._worker_env = worker_env or {}
+        self._fell: dict[int, ProcessFailure] = {}  # who failed here after others had elsewhere, and before it was told to stop
         self._quiet_since: float | None = time.monotonic()  # None once all is loaded that there is to load
+        self._desk: Desk | None = None
         self._monitor = WorkerMonitor(spec, self._run_record, lambda: self._pcontext, hang_timeout)
+        self._leaving = Leaving(drain, spec, self._peers, self._monitor, lambda: self._pcontext, self._is_running)
+        self._peers.attendant = _make_attendant(preflight)
         if restart_policy is not None:
             self._own_restarts = OwnRestarts(restart_policy)
+
+    def _plan_snapshots(self, memory: int | None, folder: str | None, copies: int, bandwidth: int | None) -> None:
+        """What the other nodes have to know of it is whether there are any, and whose copies are kept."""
+        self._checkpoint_memory, self._checkpoint_dir = memory, folder
+        self._checkpoint_copies, self._checkpoint_bandwidth = copies, bandwidth
+        self._snapshots: Snapshots | None = None
+        self._peers.alike = ("checkpoint_memory", "given" if memory else "not given"), ("checkpoint_copies", copies)
 
     def run(self, role: str = "default") -> RunResult:
         self._reserve_files()
@@ -124,30 +152,46 @@ class LocalElasticAgent(SimpleElasticAgent):
         record = self._run_record
         record.began(self._time_outs())
         try:
+            self._leaving.open()
             self._setup_healthcheck()
             self._monitor.open(is_asked_for_progress=self._health_check_server is not None)
             try:
                 result = super().run(role)
             finally:
                 wardens.dismiss()  # it ends while we tidy up
-            record.ended(not result.is_failed(), record.board.status.why)
+            self._put_end_on_record(record.board.status.why, "failed" if result.is_failed() else "succeeded")
             self._end_snapshots(not result.is_failed())
             return result
         except BaseException as error:  # whatever it was, it ends the run; it is raised again
             state = self._state
-            record.ended(False, state.why if isinstance(state, agent_machine.Done) else f"{type(error).__name__}: {error}")
+            why = state.why if isinstance(state, agent_machine.Done) else f"{type(error).__name__}: {error}"
+            self._put_end_on_record(why, "stopped" if isinstance(error, SignalException) else "failed")
             record.keep_story(folders_of(self._logs_specs))
             self._end_snapshots(succeeded=False)
             raise
         finally:
             self._stop_local_watchdog()
+            self._leaving.close()
             self._reserve.close()
+            self._peers.attendant.close()
+            if self._site is not None:
+                self._site.close()
+            if self._desk is not None:
+                self._desk.close()
+            if self._learner is not None:
+                self._learner.close()
             if self._health_check_server is not None:
                 self._health_check_server.stop()
             self._monitor.close()
             if self._snapshots is not None:
                 self._snapshots.close()
             record.close(folders_of(self._logs_specs))
+
+    def _put_end_on_record(self, why: str, how: agent_records.Outcome) -> None:
+        job = self._peers.job
+        end = job.end_error()
+        outcome = "stopped" if isinstance(end, JobStoppedError) else how
+        self._run_record.ended(outcome, why, job.last_word(self._worker_group.group_rank), job.verdict())
 
     def _reserve_files(self) -> None:
         """While nothing is started that could fail for want of them."""
@@ -172,9 +216,14 @@ class LocalElasticAgent(SimpleElasticAgent):
     def _setup_healthcheck(self) -> None:
         """Answer health checks where that is asked for; not if we were given a server."""
         if self._health_check_server is not None:
+            if self._has_page:
+                report.warn("the job has no web page: our own health endpoint serves it, and another one was given to this agent")
             return
         stopping_s = self._shutdown_timeout + (self._kill_wait_s or defaults.UNINTERRUPTIBLE_TIMEOUT_S)
-        server = self._monitor.make_health_server(self._health_addr, self._health_listeners, stopping_s)
+        pages, door = self._make_pages(), self._leaving.make_door(self._site.token if self._site is not None else "")
+        if door is not None:
+            pages[door.path] = door.answer
+        server = self._monitor.make_health_server(self._health_addr, self._health_listeners, stopping_s, pages)
         if server is None:
             return
         try:
@@ -184,6 +233,31 @@ class LocalElasticAgent(SimpleElasticAgent):
             return
         self._health_check_server = server
         report.info(f"health checks are answered at port {server.port}: /healthz, /readyz, /metrics")
+        if self._site is not None:
+            report.info(f"the job's page: {self._site.address(self._health_addr, server.port)}")
+        if door is not None:
+            report.info(f"to give this node notice: {door.how_to_ask(self._health_addr, server.port)}")
+
+    def _make_pages(self) -> dict[str, Answer]:
+        """The web page of the job, where it is asked for, by the paths that it consists of."""
+        if not self._has_page:
+            return {}
+        from rallypoint.agent.viewing import open_site
+        from rallypoint.web.rules import PATHS
+
+        folders = folders_of(self._logs_specs)
+        self._site = open_site(self._viewer(), lambda: self._desk, self._run_record, self._monitor, folders)
+        return dict.fromkeys(PATHS, self._site.answer)
+
+    def _is_running(self) -> bool:
+        return isinstance(self._state, agent_machine.Starting | agent_machine.Running)
+
+    def _signals_to_watch(self) -> str:
+        return ",".join(filter(None, (self._signals_to_handle, self._leaving.signals())))
+
+    def _look(self) -> agent_machine.Observation:
+        self._leaving.look()
+        return self._leaving.see(super()._look())
 
     def _setup_local_watchdog(self, envs: dict[int, dict[str, str]]) -> None:
         """Watch over file timers, where the environment asks for it, and tell the workers where."""
@@ -208,32 +282,15 @@ class LocalElasticAgent(SimpleElasticAgent):
 
     @prof
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
-        spec, handler = worker_group.spec, worker_group.spec.rdzv_handler
+        spec = worker_group.spec
         generation = self._run_record.next_generation(self._peers.job.generation())
-        plans = plan_workers(
-            worker_group,
-            restart_count=self._restarts(),
-            generation=generation,
-            run_id=handler.get_run_id(),
-            use_agent_store=bool(handler.use_agent_store),
-            signals_to_handle=self._signals_to_handle,
-            prefix_template=self._log_line_prefix_template,
-            extra_env=self._worker_env,
-        )
-        envs = {plan.local_rank: _with_site(self._monitor.add_env(plan.local_rank, plan.env)) for plan in plans}
+        plans, envs = self._plan_workers(worker_group, generation)
+        self._leaving.begin(self._peers.job.generation(), envs)
         standby = self._reserve.take()
         kept_files = _both(self._keep_snapshots(worker_group, generation, envs), self._reserve.equip(envs))
         self._setup_local_watchdog(envs=envs)
         prefixes = {plan.local_rank: plan.prefix for plan in plans if plan.prefix is not None}
-        ours: dict[str, Any] = {}  # where there is none, what is called is as torch's: programs put their own in its place
-        if (licence_fd := self._peers.job.licence_fd()) is not None:
-            ours["licence_fd"] = licence_fd
-        if self._preload:
-            ours["preload"] = self._preload
-        if kept_files:
-            ours["kept_files"] = kept_files
-        if standby is not None:
-            ours["standby"] = standby
+        ours = {**self._preloading(), "licence_fd": self._peers.job.licence_fd(), "kept_files": kept_files, "standby": standby}
         with self._monitor.starting:
             self._pcontext = start_processes(
                 name=spec.role,
@@ -246,7 +303,8 @@ class LocalElasticAgent(SimpleElasticAgent):
                 numa_options=spec.numa_options,
                 duplicate_stdout_filters=spec.duplicate_stdout_filters,
                 duplicate_stderr_filters=spec.duplicate_stderr_filters,
-                **ours,
+                # Where there is none, what is called is as torch's: programs put their own in its place.
+                **{name: value for name, value in ours.items() if value is not None and value not in ((), {})},
             )
         self._reserve.started()
         if self._snapshots is not None:
@@ -258,9 +316,57 @@ class LocalElasticAgent(SimpleElasticAgent):
         self._peers.job.on_fence(hold.kill_at_once)
         folders, pids = folders_of(self._logs_specs), self._pcontext.pids()
         self._run_record.use_folders(folders)
-        self._monitor.watch(worker_group, pids, folders.run_folder)
+        self._monitor.watch(worker_group, pids, folders.run_folder, self._peers.job)
+        if self._has_titles:
+            self._name_workers(worker_group, hold.commands, pids)
         self._note_quiet(is_quiet=False)
+        if generation > 1:  # of a job that is never quiet one wants to know why
+            self._open_desk()
         return pids
+
+    def _plan_workers(self, group: WorkerGroup, generation: int) -> tuple[list[WorkerPlan], dict[int, dict[str, str]]]:
+        """Also their environments, with what they have of us."""
+        handler = group.spec.rdzv_handler
+        plans = plan_workers(
+            group,
+            restart_count=self._restarts(),
+            generation=generation,
+            run_id=handler.get_run_id(),
+            use_agent_store=bool(handler.use_agent_store),
+            signals_to_handle=self._signals_to_handle,
+            prefix_template=self._log_line_prefix_template,
+            extra_env=self._worker_env,
+        )
+        return plans, {plan.local_rank: _with_site(self._monitor.add_env(plan.local_rank, plan.env)) for plan in plans}
+
+    def _warm_up(self) -> None:
+        """Imports depend on nobody's rank: warm workers find them done however soon the other nodes come."""
+        group, spec = self._worker_group, self._worker_group.spec
+        preload = self._preloading()["preload"] if self._preload and self._pcontext is None else ()
+        if not preload:
+            return
+        plans, envs = self._plan_workers(group, generation=0)
+        args = {plan.local_rank: plan.args for plan in plans}
+        warm_up(spec.entrypoint or "", args, envs, self._logs_specs, self._start_method, spec.numa_options, preload)
+
+    def _preloading(self) -> dict[str, Any]:
+        """What workers find imported; or what they imported last, and who learns what they import now."""
+        if self._learner is None:
+            return {"preload": self._preload}
+        return {"preload": self._learner.choose(), "learner": self._learner}
+
+    def _name_workers(self, group: WorkerGroup, commands: dict[int, tuple[str, ...]], pids: dict[int, int]) -> None:
+        from rallypoint.processes.titles import Title, Titles
+
+        job, entry = group.spec.rdzv_handler.get_run_id(), group.spec.entrypoint
+        function = "" if isinstance(entry, str) else group.spec.get_entrypoint_name()
+        titles = {
+            pids[one.local_rank]: Title(one.global_rank, one.world_size, job, commands[one.local_rank], function)
+            for one in group.workers
+            if one.local_rank in commands
+        }
+        self._titles = self._titles or Titles()
+        self._titles.name(titles, time.monotonic())
 
     def _keep_snapshots(
         self, worker_group: WorkerGroup, generation: int, envs: dict[int, dict[str, str]]
@@ -317,43 +423,100 @@ class LocalElasticAgent(SimpleElasticAgent):
         if ended is None:
             self._monitor.look()
             self._reserve.look(context, time.monotonic())
+            if self._learner is not None:
+                self._learner.look(time.monotonic())
             return RunResult(WorkerState.HEALTHY)
         global_rank = {worker.local_rank: worker.global_rank for worker in worker_group.workers}
         if ended.is_failed():
             return RunResult(WorkerState.FAILED, failures={global_rank[local]: one for local, one in ended.failures.items()})
         return RunResult(WorkerState.SUCCEEDED, {global_rank[local]: value for local, value in ended.return_values.items()})
 
-    def _see_who_follows(self, result: RunResult) -> RunResult:
-        """A restart that may be left is not put off for that; nor is it of interest where we have ended a worker ourselves."""
+    def _furthest_step(self, result: RunResult) -> int:
+        if not (self._own_restarts.ask_for_steps or self._own_restarts.may_be_hopeless(result.failures)):
+            return -1
+        now = time.monotonic()
+        pulses = [self._monitor.pulse(worker.local_rank, now) for worker in self._worker_group.workers]
+        return max((pulse.step for pulse in pulses if pulse is not None and pulse.step is not None), default=-1)
+
+    def _see_who_follows(self, result: RunResult, may_be_hopeless: bool = False) -> RunResult:
+        """A restart that may be left is not put off for that, unless none can help; nor is it of interest where we have ended a
+        worker ourselves.
+        """
         is_last = self._own_restarts.are_surely_spent(self._remaining_restarts)
-        if not is_last or any(one.ended_on_purpose for one in result.failures.values()):
+        matters = is_last or may_be_hopeless or self._own_restarts.may_be_hopeless(result.failures)
+        if not matters or any(one.ended_on_purpose for one in result.failures.values()):
             return result
         self._monitor.stop_watching()  # who is silent now may wait for the one that failed
         hold = hold_on(self._pcontext)
         hold.wants_last_words = True
         hold.await_others(defaults.SAME_FAILURE_WAIT_S, self._peers.job.fence_fd())
-        if not result.is_failed():
-            return result  # it failed elsewhere: what follows here counts only if it is the same, which the job decides
-        kinds = {one.kind for one in result.failures.values()}
         found = self._monitor_workers(self._worker_group).failures
-        alike = {rank: one for rank, one in found.items() if rank in result.failures or one.kind in kinds}
-        return RunResult(result.state, failures=alike)
+        if not result.is_failed():
+            self._fell = found  # whether that is what all began with, and was only seen later, is for the job to decide
+            return result
+        kinds = {one.kind for one in result.failures.values()}
+        only_echoes = self._peers.act_as_one and _are_echoes(result.failures.values())  # of one that took longer to end
+        told = {rank: one for rank, one in found.items() if only_echoes or rank in result.failures or one.kind in kinds}
+        return RunResult(result.state, failures=told)
 
     def _hear_last_words(self) -> None:
         global_rank = {worker.local_rank: worker.global_rank for worker in self._worker_group.workers}
         said = hold_on(self._pcontext).last_words
-        late = {global_rank[local]: one for local, one in said.items() if one.traceback()}  # a bare exit code is how some stop
-        if not late:
+        # A bare exit code is how some stop.
+        late = {global_rank[local]: one for local, one in said.items() if one.traceback() or one.looks_hopeless}
+        fell, self._fell = self._fell, {}
+        if not late and not fell:
             return
         kinds = {one.kind for one in self._last_result.failures.values()}
         alike = {rank: one for rank, one in late.items() if one.kind in kinds}
         self._last_result.failures.update(alike)
-        self._run_record.failed(RunResult(WorkerState.FAILED, failures=alike))
-        self._peers.report_failure(self._last_result, late)
+        self._run_record.failed(RunResult(WorkerState.FAILED, failures={**fell, **alike}))
+        told = RunResult(WorkerState.FAILED, failures={**fell, **self._last_result.failures})
+        self._peers.report_failure(told, late, self._furthest_step(told))
 
-    def _entrust_licence(self, licence_fd: int | None) -> None:
+    def _use_the_wait(self, licence_fd: int | None) -> None:
         if licence_fd is not None:
             warden_client.entrust(licence_fd)
+        self._warm_up()
+        self._open_desk()
+
+    def _open_desk(self) -> None:
+        """Let this agent be asked. It is not done on the way to the first workers: it would cost them milliseconds."""
+        if self._desk is not None:
+            return
+        job, desk = self._peers.job, None
+        try:
+            from rallypoint.inspection.desk import Desk
+
+            desk = Desk(self._viewer(), job.new_connection)
+            if limits.is_reserved(desk.fileno()):  # the last open files are for the workers
+                desk.close()
+                return
+            desk.open()
+        except (ImportError, OSError) as error:  # rallypoint was moved under the job, or the host has no more; the job goes on
+            report.debug(f"this agent cannot be asked: {error}")
+            if desk is not None:
+                desk.close()
+            return
+        self._desk = desk
+        job.on_asked(desk.hear)
+
+    def _viewer(self) -> Callable[[], NodeView]:
+        """Who describes this agent as it is now, for any thread."""
+        from rallypoint.agent.viewing import describe_node
+
+        record, spec, monitor, peers = self._run_record, self._worker_group.spec, self._monitor, self._peers
+
+        def view() -> NodeView:
+            seen = describe_node(record, spec, monitor, peers.job)
+            unfit = peers.attendant.why_unfit
+            return seen.replace(why=f"this machine is not fit: {unfit}") if unfit and not seen.workers else seen
+
+        return view
+
+    def _wish(self) -> agent_machine.Regroup | None:
+        why = self._desk.take_request() if self._desk is not None else None
+        return None if why is None else agent_machine.Regroup(why)
 
     def _licence_over(self) -> str:
         if not hold_on(self._pcontext).licence_expired:
@@ -366,13 +529,21 @@ class LocalElasticAgent(SimpleElasticAgent):
         is_ours = type(self)._monitor_workers is LocalElasticAgent._monitor_workers
         must_poll = news_fd is None or not is_ours or self._peers.must_be_polled
         timeouts_s = [self._worker_group.spec.monitor_interval] if must_poll else []
-        for look_at in (self._monitor.next_look_at(), self._reserve.next_look_at()):
+        learn_at = None if self._learner is None else self._learner.next_look_at()
+        for look_at in (self._monitor.next_look_at(), self._reserve.next_look_at(), learn_at, *self._leaving.next_looks_at()):
             if look_at is not None:
                 timeouts_s.append(look_at - time.monotonic())
+        if self._titles is not None and (look_at := self._titles.next_look_at()) is not None:
+            timeouts_s.append(look_at - time.monotonic())
         if self._quiet_since is not None:
             timeouts_s.append(self._quiet_since + QUIET_S - time.monotonic())
         fds = [news_fd if is_ours else None, self._peers.wakeup_fd(), inbox.fileno(), *self._reserve.news_fds()]
+        fds += self._leaving.fds()
+        if self._desk is not None:
+            fds.append(self._desk.fileno())
         readable = wait_readable(fds, min(timeouts_s, default=None))
+        if self._titles is not None:
+            self._titles.look(time.monotonic())
         self._note_quiet(is_quiet=not readable)
 
     def _note_quiet(self, is_quiet: bool) -> None:
@@ -384,7 +555,15 @@ class LocalElasticAgent(SimpleElasticAgent):
             self._quiet_since = now
         elif now >= self._quiet_since + QUIET_S:
             self._quiet_since = None
-            _load_provisions()
+            self._open_desk()
+            _load_provisions(self._notifier.provisions if self._notifier is not None else ())
+
+
+def _are_echoes(failures: Iterable[ProcessFailure]) -> bool:
+    """For a verdict, so that what knows of it is loaded."""
+    from rallypoint.protocol.verdict import is_echo
+
+    return all(is_echo(one.message) for one in failures)
 
 
 def _make_reserve(is_wanted: bool) -> NoReserve:
@@ -394,6 +573,27 @@ def _make_reserve(is_wanted: bool) -> NoReserve:
     from rallypoint.agent.reserve import Reserve
 
     return Reserve()
+
+
+def _make_attendant(preflight: tuple[str, ...]) -> Attendant | NoAttendant:
+    """What it takes is loaded only where it is used."""
+    if not preflight:
+        return NoAttendant()
+    from rallypoint.preflight.attendant import Attendant
+    from rallypoint.preflight.checks import read_specs
+
+    return Attendant(read_specs(preflight))
+
+
+def make_learner(
+    preload: tuple[str, ...], entrypoint: Callable[..., Any] | str | None, args: Sequence[Any], logs_specs: LogsSpecs
+) -> Learner | None:
+    """Who knows what the program imported last, where that is asked for."""
+    if preload != (defaults.PRELOAD_AUTO,):
+        return None
+    from rallypoint.processes.learning import Learner, record_path
+
+    return Learner(entrypoint, args, record_path("" if folders_of(logs_specs).is_temporary else logs_specs.root_log_dir))
 
 
 def _both(some: dict[int, tuple[int, ...]], more: dict[int, tuple[int, ...]]) -> dict[int, tuple[int, ...]]:
@@ -448,10 +648,10 @@ def _kill_wait(given_s: float | None) -> float | None:
         raise UsageError(f"{defaults.ENV_UNINTERRUPTIBLE_TIMEOUT} must be a number of seconds, not {text!r}") from None
 
 
-def _load_provisions() -> None:
+def _load_provisions(more: Sequence[str] = ()) -> None:
     """Import what is missing. What cannot be had any more is told of, once: it may never be needed."""
     try:
-        for name in PROVISIONS:
+        for name in (*PROVISIONS, *more):
             __import__(name)
     except ImportError as error:
         report.warn(f"rallypoint was upgraded, moved or removed while it runs, and may not end this job well: {error}")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections import deque
 from collections.abc import Callable
 
 from rallypoint import events
@@ -28,17 +29,23 @@ from rallypoint.story.phases import DONE, RUNNING
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import TypeAlias
+    from typing import Literal, TypeAlias
 
     from rallypoint.agent.capabilities import NoFolders
     from rallypoint.failures.process_failure import ProcessFailure
+    from rallypoint.notices.notifier import Notifier
     from rallypoint.output.log_specs import DefaultLogsSpecs
+    from rallypoint.protocol.session import LastWord
+    from rallypoint.protocol.verdict import Verdict
     from rallypoint.timers.file_timer import FileTimerRequest
 
     Folders: TypeAlias = DefaultLogsSpecs | NoFolders
+    Outcome: TypeAlias = Literal["succeeded", "failed", "stopped"]
 
 __all__ = ["RunRecord", "describe", "timer_event"]
 
+REMEMBERED = 32  # restarts, for whoever asks how the run went
+REMEMBERED_PHASES = 200
 CLEARING_TIMEOUT_S = 2.0  # for a folder that may be on a disk which does not answer
 
 
@@ -84,7 +91,13 @@ class RunRecord:
         self._spec = spec
         self.attempt_folder = ""  # where the logs of the present workers are; empty where there are none
         self._told_dir = ""
+        self.run_folder = ""
+        self.history: deque[tuple[float, str, str]] = deque(maxlen=REMEMBERED)  # when, what and why, for whoever asks
+        self.past_phases: deque[tuple[str, float, float, int, float | None]] = deque(maxlen=REMEMBERED_PHASES)
+        # Each with its beginning and its end, its generation, and if work was lost, how much was kept.
         self.checkpoint_at: Callable[[], float | None] = lambda: None  # when the workers last had a complete checkpoint
+        self.notifier: Notifier | None = None  # tells others, where that is asked for
+        self._trouble = ("", "")  # what has ended the last generation, as far as we know by ourselves
         self._began_at = warden_client.launched_at() or time.monotonic()
         self.file = event_file.current = event_file.EventFile()
         self.board = StatusBoard(
@@ -106,6 +119,10 @@ class RunRecord:
         """With the seconds since the run began."""
         metadata = {"t": self._since_beginning(at), **facts}
         event = Event(f"rallypoint.{name}", EventSource.AGENT, metadata=metadata)  # type: ignore[arg-type]
+        if self.notifier is not None and name != "notice":
+            event.timestamp = int(time.time() * 1000)
+            for notice in self.notifier.hear(event):  # before what it tells of: the end of the run is the last event
+                self._note_at(at, "notice", notice)
         if self.has_sink and self._spec.event_log_handler != FILE:
             events.record(event, self._spec.event_log_handler)  # not by the name that is put in the place of torch's
         self.file.add(event)
@@ -153,6 +170,8 @@ class RunRecord:
         report.debug(f"{type(state).__name__}: {action.why}")
         self._change_phase(state, action.why)
         if isinstance(action, agent_machine.Restart):
+            self.history.append((time.monotonic(), "restart", action.why))
+            self._trouble = (self._trouble[0], action.why)
             self.note("restart", why=action.why, restarts=restarts + action.restarts_spent, delay_s=action.delay_s)
 
     def _change_phase(self, state: agent_machine.State, why: str) -> None:
@@ -163,8 +182,10 @@ class RunRecord:
         ledger = phases.enter(before, phase, now, kept_until)
         lasted_s = _rounded(now - before.since)
         facts: dict[str, object] = {"phase": phase, "previous": before.phase, "lasted_s": lasted_s, "why": why}
+        kept_s = None
         if before.phase == RUNNING and kept_until is not None:
-            facts["kept_s"] = _rounded(ledger.seconds[RUNNING] - before.seconds[RUNNING])
+            kept_s = facts["kept_s"] = _rounded(ledger.seconds[RUNNING] - before.seconds[RUNNING])
+        self.past_phases.append((before.phase, before.since, now, self.board.status.generation, kept_s))
         self.board.change(ledger=ledger, why=why)
         self._note_at(now, "phase", facts)
 
@@ -172,8 +193,10 @@ class RunRecord:
         """The number of the generation that is about to start; where the job counts none (0), we do."""
         return of_job or self.board.status.generation + 1
 
-    def formed(self, group: WorkerGroup, generation: int, restarts: int) -> None:
-        """All workers of a generation have been started here."""
+    def formed(self, group: WorkerGroup, generation: int, restarts: int, formed_after: tuple[str, str] | None = None) -> None:
+        """All workers of a generation have been started here; after what, if the job knows that better than we do."""
+        after, why = self._trouble if formed_after is None else formed_after
+        self._trouble = ("", "")
         ranks = tuple(worker.global_rank for worker in group.workers)
         pids = tuple(worker.id if isinstance(worker.id, int) else str(worker.id) for worker in group.workers)
         shared: dict[str, object] = {
@@ -185,11 +208,14 @@ class RunRecord:
         }
         self.board.change(ranks=ranks, pids=pids, **shared)
         master = {"master_addr": group.master_addr, "master_port": group.master_port}
-        self.note("generation", **shared, ranks=list(ranks), pids=list(pids), **master, folder=self.attempt_folder)
+        ours = {"ranks": list(ranks), "pids": list(pids), "folder": self.attempt_folder}
+        self.note("generation", **shared, after=after, why=why, **ours, **master)
 
     def failed(self, result: RunResult) -> None:
         status = self.board.status
         self.board.count("failed_workers", len(result.failures))
+        has_hung = any(failure.hung for failure in result.failures.values())
+        self._trouble = ("hang" if has_hung else "failure", "")
         for rank, failure in sorted(result.failures.items()):
             self.note(
                 "worker.failed",
@@ -200,17 +226,25 @@ class RunRecord:
                 exitcode=failure.exitcode,
                 message=failure.message,
                 place=failure.place,
+                hung=failure.hung,
                 log_file=failure.log_file,
                 ago_s=_rounded(max(0.0, time.time() - _ended_at(failure))),
             )
 
-    def ended(self, succeeded: bool, why: str) -> None:
-        now = time.monotonic()
+    def ended(self, how: Outcome, why: str, last_word: LastWord | None = None, verdict: Verdict | None = None) -> None:
+        """The run of this agent is over; with what the job knows of its end, and of who tells the world."""
+        now, succeeded = time.monotonic(), how == "succeeded"
         ledger = phases.enter(self.board.status.ledger, DONE, now)
         self.board.change(ledger=ledger, why=why)
         seconds = {phase: _rounded(spent) for phase, spent in ledger.seconds.items()}
         wall_s = self._since_beginning(now)
-        self._note_at(now, "run.ended", {"succeeded": succeeded, "why": why, "seconds": seconds, "wall_s": wall_s})
+        facts: dict[str, object] = {"succeeded": succeeded, "outcome": how, "why": why, "seconds": seconds, "wall_s": wall_s}
+        if last_word is not None:
+            facts["tells"] = last_word.tells
+            facts["outcome"] = "left" if last_word.goes_on and not succeeded else how
+        if verdict is not None:
+            facts.update(_told(verdict))
+        self._note_at(now, "run.ended", facts)
 
     def _since_beginning(self, now: float) -> float:
         return _rounded(now - self._began_at)
@@ -219,11 +253,13 @@ class RunRecord:
 
     def use_folders(self, folders: Folders) -> None:
         """The run has a folder now, and a new group of workers."""
+        self.run_folder = folders.run_log_dir
         self.attempt_folder = folders.attempt_dir
         if folders.keeps_output:
             self._tell(folders)
         if folders.run_log_dir:
             self.file.place(os.path.join(folders.run_log_dir, defaults.EVENT_FILE), folders.run_folder)
+        folders.link()
 
     def keep_story(self, folders: Folders) -> None:
         """A run that failed before its first workers has no folder yet; where the user has named one for logs, it gets it."""
@@ -259,6 +295,16 @@ class RunRecord:
 def _ended_at(failure: ProcessFailure) -> float:
     """When the failure ended the worker; of one that was ended for it that is later, and has a record of its own."""
     return failure.ended_at if failure.ended_on_purpose and failure.ended_at is not None else failure.failed_at
+
+
+def _told(verdict: Verdict) -> dict[str, object]:
+    """The verdict on the job, for whoever reads events."""
+    from rallypoint.protocol.verdict import describe as in_a_line
+
+    one = verdict.cause
+    names = ("rank", "local_rank", "host", "pid", "exitcode", "message", "place", "log_file", "hung")
+    cause = None if one is None else {name: getattr(one, name) for name in names}
+    return {"verdict": in_a_line(verdict), "cause": cause, "lost": list(verdict.lost), "victims": verdict.victim_count}
 
 
 def _rounded(seconds: float) -> float:

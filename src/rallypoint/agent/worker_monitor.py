@@ -7,9 +7,10 @@ end as that of any other; what is told of it is the reason, not the signal.
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from rallypoint import metrics
 from rallypoint.agent.capabilities import hold_on
@@ -23,9 +24,15 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import socket
 
+    from rallypoint.agent.peers import NoJob
+    from rallypoint.hangs.pace import Pace
+    from rallypoint.hangs.pulse import PulseBoard
+    from rallypoint.hangs.pulse_page import Pulse
     from rallypoint.hangs.watchdog import Hang, HangWatch
     from rallypoint.health.server import HealthCheckServer
+    from rallypoint.net.http_server import Answer
     from rallypoint.output.log_specs import LogFolder
+    from rallypoint.rendezvous.coordinated import CoordinatedHandler
     from rallypoint.timers.file_server import FileTimerServer
     from rallypoint.timers.file_timer import FileTimerRequest
 
@@ -34,6 +41,9 @@ if TYPE_CHECKING:
 __all__ = ["WorkerMonitor"]
 
 TIMER_INTERVAL_S = 0.1
+PACE_PAUSE_S, LONGEST_PACE_PAUSE_S = 5.0, 600.0
+STEP_OFFSET = 40  # of the step in a worker's page, see `hangs.pulse_page`
+BLANK_PAGE = defaults.PULSE_MAGIC.to_bytes(8, sys.byteorder) + bytes(defaults.PULSE_PAGE_BYTES - 8)
 
 
 class WorkerMonitor:
@@ -52,7 +62,14 @@ class WorkerMonitor:
         self._read_context = read_context
         self._hang_timeout = hang_timeout
         self._hang_watch: HangWatch | None = None
+        self._page_fd = -1  # where workers tell of their progress, if nobody watches over hangs
+        self._board: PulseBoard | None = None  # the same, once somebody has asked for it
+        self._reading = threading.Lock()
         self._metrics_before: metrics.MetricHandler | None = None
+        self._pace_at: float | None = None  # when to see how quick the workers are
+        self._pace_pause_s = PACE_PAUSE_S
+        self._slow: dict[int, int] = {}
+        record.board.read_paces = self.paces
 
     def open(self, is_asked_for_progress: bool) -> None:
         """Before the first workers are started."""
@@ -70,6 +87,13 @@ class WorkerMonitor:
             metrics.configure(self._metrics_before)
         if self._hang_watch is not None:
             self._hang_watch.close()
+        with self._reading:
+            if self._board is not None:
+                self._board.close()
+                self._board = None
+            elif self._page_fd >= 0:
+                os.close(self._page_fd)
+            self._page_fd = -1
 
     # --- timers that workers set -------------------------------------------------------------------------------------------
 
@@ -115,28 +139,71 @@ class WorkerMonitor:
     def add_env(self, local_rank: int, env: dict[str, str]) -> dict[str, str]:
         """What a worker has to know so that it can give signs of life."""
         if self._hang_watch is None:
-            return env
+            return {**env, defaults.ENV_PULSE: self._new_page(local_rank)}
         python_path = env.get(defaults.ENV_PYTHONPATH, environment.own.get(defaults.ENV_PYTHONPATH, ""))
         return {**env, **self._hang_watch.worker_env(local_rank, python_path)}
 
-    def watch(self, group: WorkerGroup, pids: dict[int, int], run_folder: LogFolder | None) -> None:
-        """These workers have been started."""
+    def _new_page(self, local_rank: int) -> str:
+        """A page in which this worker can tell of its progress, for whoever asks: two system calls, and nothing to import."""
+        if self._page_fd < 0:
+            self._page_fd = os.memfd_create("rallypoint-pulse", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+            os.truncate(self._page_fd, self._spec.local_world_size * defaults.PULSE_PAGE_BYTES)
+        offset = local_rank * defaults.PULSE_PAGE_BYTES
+        os.pwrite(self._page_fd, BLANK_PAGE, offset)
+        return f"{offset}:/proc/{os.getpid()}/fd/{self._page_fd}"
+
+    def page_fd(self) -> int:
+        """Of the file in which all workers have their pages; -1 where they have none."""
+        return self._hang_watch.page_fd() if self._hang_watch is not None else self._page_fd
+
+    def watch(
+        self, group: WorkerGroup, pids: dict[int, int], run_folder: LogFolder | None, job: CoordinatedHandler | NoJob
+    ) -> None:
+        """These workers have been started; with those of the other nodes they are a generation of the job."""
+        self._slow, self._pace_pause_s = {}, PACE_PAUSE_S
+        self._pace_at = time.monotonic() + PACE_PAUSE_S if len(pids) > 1 else None
         if self._hang_watch is not None:
             ranks = {worker.local_rank: worker.global_rank for worker in group.workers}
             has_other_nodes = (group.group_world_size or 1) > 1
-            self._hang_watch.begin(pids, ranks, self._record.attempt_folder, has_other_nodes, run_folder)
+            generation, folder = job.generation(), self._record.attempt_folder
+            self._hang_watch.begin(pids, ranks, folder, has_other_nodes, run_folder, generation, job.declare)
+            if has_other_nodes and self._hang_timeout is not None:
+                job.on_inquiry(self._hang_watch.hear)
+
+    def pulse(self, local_rank: int, now: float) -> Pulse | None:
+        """What this worker tells of itself, if it tells anything; for any thread."""
+        with self._reading:
+            if self._hang_watch is not None:
+                return self._hang_watch.pulse(local_rank, now)
+            if self._board is None and self._page_fd >= 0:
+                from rallypoint.hangs.pulse import PulseBoard
+
+                self._board = PulseBoard(self._spec.local_world_size, self._page_fd)
+            return self._board.read(local_rank, now) if self._board is not None else None
+
+    def stacks(self, pids: dict[int, int], ranks: dict[int, int]) -> list[str]:
+        """Where these workers are, by local rank; for any thread. OSError: they are not watched any more."""
+        return self._hang_watch.stacks(pids, ranks) if self._hang_watch is not None else []
 
     def stop_watching(self) -> None:
+        self._pace_at = None
         if self._hang_watch is not None:
             self._hang_watch.end()
 
     def next_look_at(self) -> float | None:
         """When `look` may find something; None: not by the time alone."""
-        return self._hang_watch.next_look_at() if self._hang_watch is not None else None
+        hang_at = self._hang_watch.next_look_at() if self._hang_watch is not None else None
+        return min((at for at in (hang_at, self._pace_at) if at is not None), default=None)
 
     def look(self) -> None:
         """A worker that hangs is killed; what it did last is on record by then."""
-        look_at, now = self.next_look_at(), time.monotonic()
+        now = time.monotonic()
+        if self._pace_at is not None and now >= self._pace_at:
+            try:
+                self._look_at_paces(now)
+            except ImportError:  # rallypoint was moved under the job, which goes on
+                self._pace_at = None
+        look_at = self._hang_watch.next_look_at() if self._hang_watch is not None else None
         if self._hang_watch is None or look_at is None or now < look_at:
             return
         hang = self._hang_watch.look(now, hold_on(self._read_context()).staying)
@@ -144,6 +211,8 @@ class WorkerMonitor:
             self._end_hung(hang)
 
     def _end_hung(self, hang: Hang) -> None:
+        from rallypoint.failures.process_failure import HUNG
+
         for line in hang.lines:
             report.warn(line)
         self._record.board.count("hung_workers", len(hang.hung))
@@ -160,13 +229,47 @@ class WorkerMonitor:
                 message=one.why,
                 stacks=hang.summary_file,
             )
-            reason = EndReason(f"it hung: {one.why}", one.still_s, hang.summary_file)
+            reason = EndReason(f"{HUNG}{one.why}", one.still_s, hang.summary_file)
             hold_on(self._read_context()).end_worker(one.local_rank, reason)
+
+    # --- stragglers --------------------------------------------------------------------------------------------------------
+
+    def paces(self) -> list[Pace]:
+        """How long the workers here take for a step, as far as they tell; for any thread."""
+        from rallypoint.hangs.pace import Pace
+
+        now, ranks = time.monotonic(), self._record.board.status.ranks
+        pulses = [(rank, self.pulse(local_rank, now)) for local_rank, rank in enumerate(ranks)]
+        return [Pace(rank, one.step_s, one.steps) for rank, one in pulses if one is not None and one.step_s is not None]
+
+    def _look_at_paces(self, now: float) -> None:
+        """Say who is slower than the others, once. Where nobody tells of steps, we ask ever more seldom."""
+        if not self._is_told_of_steps():
+            self._pace_pause_s = min(2 * self._pace_pause_s, LONGEST_PACE_PAUSE_S)
+            self._pace_at = now + self._pace_pause_s
+            return
+        from rallypoint.hangs.pace import follow, slow_ones
+
+        self._pace_at = now + PACE_PAUSE_S
+        self._slow, found = follow(self._slow, slow_ones(self.paces()))
+        for one in found:
+            report.warn(f"rank {one.rank} is slow: it {one.text}; `rallypoint status` compares all nodes")
+            facts = {"rank": one.rank, "step_s": round(one.step_s, 6), "median_s": round(one.median_s, 6)}
+            self._record.note("worker.slow", generation=self._record.board.status.generation, message=f"it {one.text}", **facts)
+
+    def _is_told_of_steps(self) -> bool:
+        """Whether any worker does, found out without loading what reads the pages."""
+        if self._hang_watch is not None or self._board is not None:
+            return True
+        told = range(self._spec.local_world_size) if self._page_fd >= 0 else ()
+        return any(any(os.pread(self._page_fd, 8, rank * defaults.PULSE_PAGE_BYTES + STEP_OFFSET)) for rank in told)
 
     # --- health ------------------------------------------------------------------------------------------------------------
 
-    def make_health_server(self, address: str, listeners: Sequence[socket.socket], stopping_s: float) -> HealthCheckServer | None:
-        """One that answers health checks, where a port was opened for it or the environment names one."""
+    def make_health_server(
+        self, address: str, listeners: Sequence[socket.socket], stopping_s: float, pages: Mapping[str, Answer]
+    ) -> HealthCheckServer | None:
+        """One that answers health checks, where a port was opened for it or the environment names one, and has those pages."""
         if not listeners and not environment.text(defaults.ENV_HEALTH_CHECK_PORT):
             return None
         from rallypoint.health.server import HealthCheckServer, PrometheusMetricHandler, resolve_health_port
@@ -182,6 +285,7 @@ class WorkerMonitor:
             listeners=listeners,
             stopping_s=stopping_s,
             metric_handler=handler,
+            pages=pages,
         )
         metrics.configure(handler)
         return server

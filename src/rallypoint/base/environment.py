@@ -20,11 +20,14 @@ if TYPE_CHECKING:
 
 __all__ = [
     "StandIn",
+    "cache_dir",
     "first_of",
+    "has_settings",
     "imported_torch",
     "is_on",
     "own",
     "replace",
+    "state_dir",
     "take",
     "temporary_dir",
     "text",
@@ -61,6 +64,11 @@ def is_on(name: str, default: str = "0") -> bool:
     return own.get(name, default) == "1"
 
 
+def has_settings(variables: Mapping[str, str]) -> bool:
+    """Whether any of them may be a setting of the rendezvous."""
+    return any(name.startswith(defaults.ENV_SETTING_PREFIX) and name not in defaults.ENV_NO_SETTINGS for name in variables)
+
+
 def first_of(names: Iterable[str]) -> str | None:
     """The first of these variables that says something."""
     return next(filter(None, map(text, names)), None)
@@ -68,6 +76,22 @@ def first_of(names: Iterable[str]) -> str | None:
 
 def temporary_dir() -> str:
     return text(defaults.ENV_TMPDIR, defaults.TEMPORARY_DIR)
+
+
+def cache_dir() -> str:
+    """Where this user's programs keep what they can do without; empty if there is no such place."""
+    home, named = text(defaults.ENV_HOME), text(defaults.ENV_CACHE_HOME)
+    if os.path.isabs(named):  # others are to be ignored
+        return named
+    return os.path.join(home, ".cache") if os.path.isabs(home) else ""
+
+
+def state_dir() -> str:
+    """The user's folder for what programs keep, an absolute path; empty where there is none."""
+    home = text(defaults.ENV_HOME)
+    own_choice = text(defaults.ENV_STATE_HOME)
+    found = own_choice if os.path.isabs(own_choice) else os.path.join(home, defaults.STATE_DIR)
+    return found if os.path.isabs(found) else ""
 
 
 class StandIn(ModuleType):

@@ -1,11 +1,12 @@
-"""JSON of our own: written without the json module, kept small whatever is put into it, and read field by field.
+"""JSON of our own: written without the json module, kept small whatever is put into it, and read field by field, each checked.
 
 `to_json` is for what the agent itself writes on its way: texts, numbers, truth values, None, and lists and mappings of those. The
 text is the one that `json.dumps` gives, but the import of json would take a tenth of the time that a job has to start.
 
 The rest is for what workers wrote and other nodes sent: text is cut by the room that it will take, not by its letters, because
 JSON of nothing but ASCII, the widest way to write it, needs up to twelve bytes for one. The sizes here are of that form, with
-spaces after separators, so every other form is smaller. And each field is read with a limit.
+spaces after separators, so every other form is smaller. And each field is read by a *reader*: a function that gives back what it
+was given, as it is to be used, or raises a ValueError that says what it must be.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ if TYPE_CHECKING:
     from typing import Any, TypeVar
 
     T = TypeVar("T")
+    Reader = Callable[[object], T]
 
 __all__ = [
-    "COUNT_MAX", "clip", "count_fitting", "read_count", "read_fields", "read_integer", "read_list", "read_seconds", "read_text",
-    "size", "to_json",
+    "COUNT_MAX", "clip", "count_fitting", "from_json", "read_count", "read_fields", "read_flag", "read_integer", "read_list",
+    "read_seconds", "read_text", "reader", "size", "to_json", "whole",
 ]  # fmt: skip
 
 COUNT_MAX = 10**9
-_INTEGER_LIMIT = 2**31
 _CUT = "..."
 
 
@@ -109,14 +110,24 @@ def _count_up_to(sizes: Iterable[int], room_bytes: int) -> int:
     return sum(total <= room_bytes for total in accumulate(sizes))
 
 
-def read_fields(data: object, readers: Mapping[str, Callable[[object], object]]) -> dict[str, Any]:
+def from_json(text: str | bytes) -> Any:
+    """What the text says; a ValueError if it is no JSON, or nested more deeply than anybody can read."""
+    import json
+
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def read_fields(data: object, readers: Mapping[str, Reader[Any]]) -> dict[str, Any]:
     """Exactly these fields, each read by its reader. Whatever is wrong is a ValueError that names the field."""
     if not isinstance(data, dict) or data.keys() != readers.keys():
         raise ValueError(f"a record must have exactly the fields {', '.join(readers)}")
     return {name: _read_field(name, data[name], read) for name, read in readers.items()}
 
 
-def _read_field(name: str, value: object, read: Callable[[object], object]) -> object:
+def _read_field(name: str, value: object, read: Reader[T]) -> T:
     try:
         return read(value)
     except ValueError as error:
@@ -129,10 +140,23 @@ def read_text(most_bytes: int, value: object) -> str:
     return value
 
 
-def read_integer(value: object) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not -_INTEGER_LIMIT <= value < _INTEGER_LIMIT:
-        raise ValueError("must be an integer of 32 bits")
-    return value
+def reader(fits: Callable[[Any], bool], expected: str) -> Reader[Any]:
+    """Of what is used as it is, if it `fits`."""
+
+    def read(value: object) -> Any:
+        if not fits(value):
+            raise ValueError(expected)
+        return value
+
+    return read
+
+
+def whole(least: int, most: int, expected: str) -> Reader[int]:
+    return reader(lambda value: type(value) is int and least <= value <= most, expected)
+
+
+read_flag: Reader[bool] = reader(lambda value: type(value) is bool, "must be true or false")
+read_integer = whole(-(2**31), 2**31 - 1, "must be an integer of 32 bits")
 
 
 def read_count(value: object) -> int:
@@ -147,7 +171,7 @@ def read_seconds(value: object) -> float:
     return float(value)
 
 
-def read_list(most: int, read: Callable[[object], T], value: object) -> tuple[T, ...]:
+def read_list(most: int, read: Reader[T], value: object) -> tuple[T, ...]:
     if not isinstance(value, list) or len(value) > most:
         raise ValueError(f"must be a list of at most {most}")
     return tuple(map(read, value))

@@ -112,6 +112,13 @@ class Outbox:
         mark = self.mark()
         return mark is None or _wait(mark.reached, time.monotonic() + timeout_s, bool)
 
+    def abandon(self) -> list[object]:
+        """Wait for it no more, neither now nor at the end of the process; what it has not begun with, which it will not get."""
+        with _lock:
+            left, self._queue = [item for item in self._queue if not isinstance(item, _Mark)], []
+            _running.discard(self)
+            return left
+
     def mark(self) -> _Mark | None:
         """To be waited for; None if nothing is left to deliver."""
         with _lock:

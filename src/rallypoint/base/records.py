@@ -20,34 +20,43 @@ if TYPE_CHECKING:
     from typing import Any, ClassVar
 
     from typing_extensions import Self, dataclass_transform
+
+    Factory = Callable[[], Any] | None
+    Check = Callable[[str, Any], None] | None
 else:
 
     def dataclass_transform(**_):
         return lambda cls: cls
 
 
-__all__ = ["Record", "Value", "field"]
+__all__ = ["Field", "Record", "Value", "field"]
 
 _MISSING = object()
 
 
-class _Field:
-    """How one field gets its value when the caller gives none."""
+class Field:
+    """How one field gets its value when the caller gives none, and what its value must be."""
 
-    __slots__ = ("default", "factory", "init", "kw_only")
+    __slots__ = ("check", "default", "factory", "init", "kw_only")
 
     def __init__(
-        self, default: object = _MISSING, factory: Callable[[], object] | None = None, kw_only: bool = False, init: bool = True
+        self, default: object = _MISSING, factory: Factory = None, kw_only: bool = False, init: bool = True, check: Check = None
     ) -> None:
         self.default = default
         self.factory = factory
         self.kw_only = kw_only
         self.init = init
+        self.check = check
 
 
-def field(*, default: Any = _MISSING, factory: Callable[[], Any] | None = None, kw_only: bool = False, init: bool = True) -> Any:
-    """A field that is made anew for each object, or must be given by its name, or is set by ``__post_init__`` alone (`init`)."""
-    return _Field(default, factory, kw_only, init)
+def field(
+    *, default: Any = _MISSING, factory: Factory = None, kw_only: bool = False, init: bool = True, check: Check = None
+) -> Any:
+    """A field that is made anew for each object, or must be given by its name, or is set by ``__post_init__`` alone (`init`).
+
+    `check` refuses a bad value of the field of that name; it is for ``__post_init__`` to call.
+    """
+    return Field(default, factory, kw_only, init, check)
 
 
 class _WhenAsked:
@@ -60,15 +69,15 @@ class _WhenAsked:
         return self._make(owner)
 
 
-def _own_fields(cls: type) -> dict[str, _Field]:
+def _own_fields(cls: type) -> dict[str, Field]:
     """The fields that this class adds, in the order in which they stand."""
-    found: dict[str, _Field] = {}
+    found: dict[str, Field] = {}
     for name, kind in cls.__dict__.get("__annotations__", {}).items():  # noqa: RUF063  # it would need inspect
         if kind.startswith("ClassVar"):
             continue
         default = cls.__dict__.get(name, _MISSING)
-        found[name] = default if isinstance(default, _Field) else _Field(default)
-        if isinstance(default, _Field):
+        found[name] = default if isinstance(default, Field) else Field(default)
+        if isinstance(default, Field):
             delattr(cls, name)
     return found
 
@@ -116,8 +125,8 @@ _ASKED_FOR = {
 class _Fields:  # noqa: PLW1641  # Value defines it; a Record is no key
     """What records and values share."""
 
-    _fields: ClassVar[MappingProxyType[str, _Field]] = MappingProxyType({})
-    _given: ClassVar[dict[str, _Field]] = {}  # those that a caller gives
+    _fields: ClassVar[MappingProxyType[str, Field]] = MappingProxyType({})
+    _given: ClassVar[dict[str, Field]] = {}  # those that a caller gives
     _positional: ClassVar[tuple[str, ...]] = ()
     _constants: ClassVar[dict[str, object]] = {}
     _plain_count: ClassVar[int] = -1  # how many there are, where all may be given by place

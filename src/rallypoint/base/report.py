@@ -5,6 +5,9 @@ sink in place. ``logging`` is imported only when a line is really logged: it cos
 
 Whoever says something never waits for who should hear it (`outbox`). And a line holds what others have said, on other hosts
 too: a name, a message, a stack. So whatever could act on a terminal, or look like a line of ours, is escaped here, once for all.
+
+Where a person looks on, there is also a *live line*, which says what is waited for at this moment (`meanwhile`). Who draws it is
+loaded only there; everybody else pays for a comparison with None.
 """
 
 from __future__ import annotations
@@ -12,10 +15,22 @@ from __future__ import annotations
 import _thread
 import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 
 from rallypoint.base.outbox import Outbox
 
-__all__ = ["debug", "error", "escaped", "info", "set_sink", "warn", "warning_once"]
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Protocol
+
+    Look = Callable[[], Any]  # it gives one of `output.waits`, or nothing
+else:
+    Protocol = object
+
+__all__ = [
+    "LiveLine", "debug", "error", "escaped", "info", "is_live", "meanwhile", "set_live_line", "set_sink", "step_aside",
+    "stepping_aside", "warn", "warning_once",
+]  # fmt: skip
 
 # The numbers are those of the logging module.
 DEBUG, INFO, WARNING, ERROR = 10, 20, 30, 40
@@ -79,6 +94,52 @@ def _is_main_thread() -> bool:
     import threading
 
     return threading.main_thread().ident == _thread.get_ident()
+
+
+# --- the live line ---------------------------------------------------------------------------------------------------------
+
+
+class LiveLine(Protocol):
+    """Whoever shows what is waited for, to a person who looks on."""
+
+    def meanwhile(self, look: Look) -> AbstractContextManager[object]: ...
+
+    def stepping_aside(self, fd: int) -> AbstractContextManager[object]: ...
+
+    def step_aside(self) -> None: ...
+
+
+_NOTHING = nullcontext()
+_live_line: LiveLine | None = None
+
+
+def set_live_line(line: LiveLine | None) -> None:
+    global _live_line
+    _live_line = line
+
+
+def is_live() -> bool:
+    """Whether somebody looks on, so that what is waited for need not be said again and again."""
+    return _live_line is not None
+
+
+def meanwhile(look: Look) -> AbstractContextManager[object]:
+    """Within the block something is waited for. `look` tells what, and is called by another thread, and only if it takes long."""
+    return _NOTHING if _live_line is None else _live_line.meanwhile(look)
+
+
+def stepping_aside(fd: int) -> AbstractContextManager[object]:
+    """Whoever writes to what may be the terminal does so within this block; the live line is not there meanwhile."""
+    return _NOTHING if _live_line is None else _live_line.stepping_aside(fd)
+
+
+def step_aside() -> None:
+    """Take it away at once, if that can be done without waiting: this process is about to be stopped."""
+    if _live_line is not None:
+        _live_line.step_aside()
+
+
+# --- lines -----------------------------------------------------------------------------------------------------------------
 
 
 def debug(text: str) -> None:

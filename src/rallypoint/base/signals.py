@@ -106,7 +106,14 @@ class SignalInbox:
         self._pipe: tuple[int, int] | None = None
         self._may_raise = False
         self._pending: list[signal.Signals] = []
+        # In the main thread: what is left of a signal that came, if somebody has a use for it besides ending; any may be it.
+        self.sift: Callable[[signal.Signals], signal.Signals | None] = _as_it_is
         self.received = 0  # since the first watcher began, of those seen; the second signal is one of impatience
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether somebody takes what comes; may be asked from any thread."""
+        return self._watchers > 0
 
     @contextmanager
     def watch(self, names: str) -> Iterator[SignalInbox]:
@@ -167,6 +174,10 @@ class SignalInbox:
             self._close()
         self._watchers = 0
         self._may_raise = False
+        self.stop_sifting()
+
+    def stop_sifting(self) -> None:
+        self.sift = _as_it_is
 
     def _handle(self, number: int, _frame: FrameType | None) -> None:
         """The byte is in the pipe already, unless somebody has taken the wakeup descriptor from us."""
@@ -196,7 +207,8 @@ class SignalInbox:
             numbers = os.read(self._pipe[0], 4096)
         except BlockingIOError:
             return []
-        new = [signal.Signals(number) for number in numbers if number in self._old_handlers]
+        ours = [signal.Signals(number) for number in numbers if number in self._old_handlers]
+        new = [left for number in ours if (left := self.sift(number)) is not None]
         self._pass_on(bytes(number for number in numbers if number not in self._old_handlers))
         self._pending += new
         self.received += len(new)
@@ -230,6 +242,10 @@ class SignalInbox:
                 yield
             finally:
                 self._may_raise = False
+
+
+def _as_it_is(number: signal.Signals) -> signal.Signals | None:
+    return number
 
 
 def _is_main_thread() -> bool:

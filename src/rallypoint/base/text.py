@@ -10,8 +10,9 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby
 
 __all__ = [
-    "Run", "count_of", "failure_kind", "host_port", "joined", "listed", "many", "node_label", "parse_size", "parse_truth",
-    "plural", "ranges", "runs", "who_of", "without_numbers",
+    "Run", "count_of", "failure_kind", "fitted", "host_port", "joined", "listed", "many", "node_label", "parse_size",
+    "parse_truth", "plural", "ranges", "runs", "signal_names", "size_text", "time_text", "who_of",
+    "without_numbers",
 ]  # fmt: skip
 
 _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
@@ -25,6 +26,25 @@ def parse_size(text: str) -> int:
     text = text.strip().upper()
     unit = _UNITS.get(text[-1:])
     return int(text[:-1]) * unit if unit else int(text)
+
+
+def size_text(count: int) -> str:
+    """So many bytes, in three digits or so: ``512 B``, ``1.5 GiB``."""
+    size, unit = float(count), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if size < 1024:
+            break
+        size, unit = size / 1024, larger
+    return f"{size:.0f} {unit}" if size >= 100 or unit == "B" else f"{size:.1f} {unit}"
+
+
+def time_text(seconds: float) -> str:
+    """In whole seconds, for a text that changes every second: ``12 s``, ``9 min 48 s``, ``2 h 5 min``."""
+    whole = max(0, int(seconds))
+    if whole < 60:
+        return f"{whole} s"
+    minutes, rest_s = divmod(whole, 60)
+    return f"{minutes} min {rest_s} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
 
 
 def parse_truth(value: object) -> bool:
@@ -116,3 +136,14 @@ def listed(names: Sequence[str], most: int = 16) -> str:
     """Some of the names, and how many more there are."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
+
+
+def fitted(text: str, width: int) -> str:
+    """No longer than that; a dot shows that something is missing."""
+    return text if len(text) <= width else f"{text[: max(width - 1, 0)]}…"[:width]
+
+
+def signal_names(text: str) -> str:
+    """A list of signals by their whole names, as in SIGUSR1,SIGUSR2."""
+    names = [name.strip().upper() for name in text.split(",") if name.strip()]
+    return ",".join(name if name.startswith("SIG") else f"SIG{name}" for name in names)

@@ -29,16 +29,17 @@ if TYPE_CHECKING:
     T = TypeVar("T")
 
 __all__ = [
-    "NodeCountError", "config_from_args", "get_rdzv_endpoint", "is_standalone", "parse_min_max_nnodes", "read_nodes",
-    "read_workers", "threads_per_worker",
+    "NodeCountError", "config_from_args", "get_rdzv_endpoint", "is_standalone", "parse_min_max_nnodes", "parse_settings",
+    "read_nodes", "read_workers", "threads_per_worker", "with_scheduler",
 ]  # fmt: skip
 
-_SETTINGS_WITH_FLAGS = (
-    "node_unit", "secret_file", "no_retry_exit_codes", "restart_backoff", "restart_window", "worker_store", "worker_store_port",
-    "worker_store_memory",
-)  # fmt: skip
-# Fields of LaunchConfig that are as their flags say.
-_FIELDS_WITH_FLAGS = [one.dest for one in OPTIONS if one.dest in LaunchConfig._fields and one.dest not in _SETTINGS_WITH_FLAGS]
+# Fields of LaunchConfig that are as their flags say, unless more is known of them.
+_FLAGS_OF_FIELDS = {
+    name: one.dest for one in OPTIONS if not one.setting for name in one.fields or (one.dest,) if name in LaunchConfig._fields
+}
+
+
+_MOST_CHARS = 1 << 24  # of a file with a line for each slot of a job
 
 
 class NodeCountError(UsageError, RuntimeError):
@@ -76,26 +77,53 @@ def config_from_args(args: Any, *, as_given: bool = False) -> tuple[LaunchConfig
 
     `as_given` leaves the arguments alone: one node is not made to run standalone, and nobody looks whether the script is there.
     """
+    is_ours = hasattr(args, "from_flags")  # and not of a program's own parser, which says nothing of what was given
     args = command_line.complete(args, environment.own)
+    if is_ours and not as_given:
+        args = with_scheduler(args)
     entry, arguments = entry_point(args)
     if not as_given:
         check_entry_point(args)
     workers = _read(args, "nproc_per_node", read_workers)
     fields = {
-        **{name: getattr(args, name) for name in _FIELDS_WITH_FLAGS},
+        **{name: getattr(args, dest) for name, dest in _FLAGS_OF_FIELDS.items()},
         **_meeting(args, as_given),
         "nproc_per_node": workers,
         "logs_specs": _logs_specs(args),
         "log_line_prefix_template": args.log_line_prefix_template or environment.own.get(defaults.ENV_LOG_LINE_PREFIX_TEMPLATE),
         "numa_options": _numa_options(args.numa_binding),
-        "log_max_bytes": args.log_max_size,
         "worker_env": _worker_env(args, workers),
         "hang_timeout": _read(args, "hang_timeout", _hang_timeout),
-        "preload": _read(args, "preload", _preload),
+        "proctitle": not args.no_proctitle,
     }
     config = LaunchConfig(**fields)
     _tell_threads(config, args.omp_num_threads)
     return config, entry, arguments
+
+
+def with_scheduler(args: SimpleNamespace) -> SimpleNamespace:
+    """The same, with what a scheduler says of what is missing; a line tells of it, or gives the advice that there is."""
+    is_asked = args.scheduler != defaults.SCHEDULER_NONE
+    if not is_asked or not (command_line.is_given(args, "scheduler") or environment.first_of(defaults.ENV_SCHEDULERS.values())):
+        return args
+    from rallypoint.schedulers import choose
+
+    found = choose.find(args.scheduler, environment.own, _read_text)
+    if found is None:
+        return args
+    given = {option.dest for option in OPTIONS if command_line.is_given(args, option.dest)}
+    values = choose.missing(found, given, args.rdzv_backend, _read(args, "nnodes", read_nodes)[1])
+    if line := choose.told(found, values):
+        report.info(line)
+    elif found.advice and not given & {"nnodes", "standalone"}:
+        report.warn(f"{found.scheduler}: {found.advice}")
+    sources = {dest: found.sources.get(dest, found.scheduler) for dest in values}
+    return SimpleNamespace(**{**vars(args), **values, "from_scheduler": sources})
+
+
+def _read_text(path: str) -> str:
+    with open(path, encoding="utf-8", errors="replace") as file:
+        return file.read(_MOST_CHARS)
 
 
 def get_rdzv_endpoint(args: Any) -> str:
@@ -136,7 +164,9 @@ def _meeting(args: SimpleNamespace, as_given: bool) -> dict[str, Any]:
     settings = _settings(args)
     if not as_given and is_standalone(args, least, most):
         least = most = 1
-        backend, endpoint, run_id = defaults.BACKEND_ELASTIC, defaults.STANDALONE_ENDPOINT, os.urandom(8).hex()
+        is_named = args.rdzv_id != defaults.RUN_ID_CLI and not args.standalone
+        run_id = args.rdzv_id if is_named else os.urandom(8).hex()
+        backend, endpoint = defaults.BACKEND_ELASTIC, defaults.STANDALONE_ENDPOINT
         settings = _elastic_settings(settings, 1, 1)
     else:
         settings = _settings_of_backend(args, settings, least, most)
@@ -196,10 +226,10 @@ def _static_rank(args: SimpleNamespace, most: int) -> int:
 
 def _settings(args: SimpleNamespace) -> dict[str, Any]:
     """What ``--rdzv-conf`` and the flags that stand for one of its settings say; they must not contradict each other."""
-    settings = _read(args, "rdzv_conf", _parse_settings)
-    for key in _SETTINGS_WITH_FLAGS:
+    settings = _read(args, "rdzv_conf", parse_settings)
+    for key in (option.dest for option in OPTIONS if option.setting):
         value = getattr(args, key)
-        if value is not None:
+        if value is not None and value is not False:  # a switch that is off says nothing
             _put(settings, key, value, command_line.source(args, key))
     return settings
 
@@ -225,7 +255,7 @@ def _elastic_settings(settings: dict[str, Any], least: int, most: int) -> dict[s
 
     A job of one node that has none does not load what knows about them.
     """
-    if most == 1 and not settings and not any(name.startswith(defaults.ENV_SETTING_PREFIX) for name in environment.own):
+    if most == 1 and not settings and not environment.has_settings(environment.own):
         return settings
     from rallypoint.rendezvous.settings import check_node_unit, read_settings
 
@@ -234,7 +264,7 @@ def _elastic_settings(settings: dict[str, Any], least: int, most: int) -> dict[s
     return {**known.restart_settings(), **settings}
 
 
-def _parse_settings(text: str) -> dict[str, Any]:
+def parse_settings(text: str) -> dict[str, Any]:
     """Without the quotes around it all that a shell may have left there."""
     text = text.strip()
     if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"":
@@ -288,14 +318,6 @@ def _numa_options(binding: str | None) -> Any:
     from rallypoint.affinity import AffinityMode, NumaOptions
 
     return NumaOptions(AffinityMode(binding))
-
-
-def _preload(text: str) -> tuple[str, ...]:
-    if not text:
-        return ()
-    from rallypoint.processes.warm_rules import read_modules
-
-    return read_modules(text)
 
 
 def _hang_timeout(text: str | None) -> str | None:

@@ -52,7 +52,9 @@ _FILTERS = "comma-separated (double a comma to include one); may be repeated"
 
 
 class Option(Value):
-    """One flag. `answers` marks a flag that is answered at once, without starting anything or reading what follows."""
+    """One flag. It fills the field of LaunchConfig of its own name, if there is one, or others (`fields`), or stands for the
+    `setting` of its name. `answers` marks a flag that is answered at once, without starting anything or reading what follows.
+    """
 
     name: str
     kind: Kind
@@ -64,6 +66,8 @@ class Option(Value):
     choices: tuple[str, ...] = ()
     has_variable: bool = True
     answers: bool = False
+    fields: tuple[str, ...] = ()
+    setting: bool = False
 
     @property
     def dest(self) -> str:
@@ -78,7 +82,8 @@ class Option(Value):
 # A table is read by its rows.
 # fmt: off
 OPTIONS: tuple[Option, ...] = (
-    Option("--nnodes", "str", defaults.NNODES, JOB, "Number of nodes, or MIN:MAX.", "N|MIN:MAX"),
+    Option("--nnodes", "str", defaults.NNODES, JOB, "Number of nodes, or MIN:MAX.", "N|MIN:MAX",
+           fields=("min_nodes", "max_nodes")),
     Option(
         "--nproc-per-node", "str", defaults.NPROC_PER_NODE, JOB,
         "Workers on this node: a number, `cpu` (one per CPU this process may use), `gpu` or `xpu` (one per visible device), or"
@@ -86,6 +91,10 @@ OPTIONS: tuple[Option, ...] = (
         "N|auto|cpu|gpu|xpu",
     ),
     Option("--max-restarts", "int", defaults.MAX_RESTARTS_CLI, JOB, "Maximum number of group restarts after failures.", "N"),
+    Option("--scheduler", "choice", defaults.SCHEDULER_AUTO, JOB,
+           "Which scheduler to ask for the number of nodes and workers, the endpoint and the job's ID where these are not given;"
+           " auto: the one that started this process; none: nobody.", "NAME",
+           choices=(defaults.SCHEDULER_AUTO, defaults.SCHEDULER_NONE, *defaults.ENV_SCHEDULERS)),
     Option("--standalone", "flag", False, RENDEZVOUS,
            "Run on this node alone, with its own store, a free port and a random ID. Overrides the backend, endpoint and ID."),
     Option("--rdzv-backend", "str", defaults.BACKEND_CLI, RENDEZVOUS,
@@ -93,24 +102,24 @@ OPTIONS: tuple[Option, ...] = (
     Option("--rdzv-endpoint", "str", "", RENDEZVOUS,
            f"Where the nodes meet. Default port: {defaults.ELASTIC_PORT} for c10d, {defaults.ETCD_PORT} for etcd. Separate the"
            " members of an etcd cluster with commas.", "HOST[:PORT]"),
-    Option("--rdzv-id", "str", defaults.RUN_ID_CLI, RENDEZVOUS, "Job name, the same on every node.", "ID"),
+    Option("--rdzv-id", "str", defaults.RUN_ID_CLI, RENDEZVOUS, "Job name, the same on every node.", "ID", fields=("run_id",)),
     Option("--rdzv-conf", "str", "", RENDEZVOUS,
-           "Backend settings, such as join_timeout=600,last_call_timeout=30.", "K=V,K=V"),
+           "Backend settings, such as join_timeout=600,last_call_timeout=30.", "K=V,K=V", fields=("rdzv_configs",)),
     Option("--node-unit", "int", None, RENDEZVOUS,
-           f"c10d, etcd: run only on a multiple of this many nodes. Default: {defaults.NODE_UNIT}.", "N"),
+           f"c10d, etcd: run only on a multiple of this many nodes. Default: {defaults.NODE_UNIT}.", "N", setting=True),
     Option("--secret-file", "str", None, RENDEZVOUS,
            "c10d: file with the job's secret, the same on every node. Without one, anyone who can reach the endpoint can"
-           " join.", "FILE"),
+           " join.", "FILE", setting=True),
     Option("--worker-store", "choice", None, RENDEZVOUS,
            "Who serves the workers' store at MASTER_ADDR:MASTER_PORT: the agent of group rank 0, or its first worker, as in"
            f" older versions of torchrun. Default: {defaults.WORKER_STORE}.", "WHO",
-           choices=(defaults.WORKER_STORE, defaults.WORKER_STORE_RANK0)),
+           choices=(defaults.WORKER_STORE, defaults.WORKER_STORE_RANK0), setting=True),
     Option("--worker-store-port", "str", None, RENDEZVOUS,
            "Port of the workers' store, or a range to choose from. Default: any free port; with static ranks, the master"
-           " port.", "PORT|FIRST-LAST"),
+           " port.", "PORT|FIRST-LAST", setting=True),
     Option("--worker-store-memory", "size", None, RENDEZVOUS,
            f"Size limit of the workers' store, such as 500M or 2G. Default: {defaults.WORKER_STORE_BYTES >> 30}G.",
-           "BYTES[K|M|G]"),
+           "BYTES[K|M|G]", setting=True),
     Option("--local-addr", "str", None, RENDEZVOUS, "Address at which other nodes can reach this one.", "ADDRESS"),
     Option("--node-rank", "int", 0, STATIC,
            "Rank of this node, from 0. With c10d and etcd, optional: the rank it must get.", "N"),
@@ -128,10 +137,14 @@ OPTIONS: tuple[Option, ...] = (
            " variable is unset and there is more than one worker.", "N|auto"),
     Option("--preload", "str", "", WORKERS,
            "Import these modules once per node, such as torch,transformers, and start every worker, and every restarted one, as a"
-           " fork that has them. Where that would not be safe, workers import them as usual.", "MODULES"),
+           " fork that has them. Where that would not be safe, workers import them as usual. `auto`: those that the same script"
+           " imported last and that took longest; the first run measures.", "MODULES|auto"),
     Option("--standby", "flag", False, WORKERS,
            "Once all workers have called rallypoint.worker.ready(), start each of them once more, to wait in that call and take"
            " over at the next restart. Takes as much memory again."),
+    Option("--no-proctitle", "flag", False, WORKERS,
+           "Leave the workers' command lines in ps as they are. Without it, a Python worker is shown by its rank and job, as in"
+           " `rank 3/8 my-job: python train.py`."),
     Option("--checkpoint-memory", "size", None, WORKERS,
            "Memory on this node for what its workers save with rallypoint.worker.checkpoint, such as 40G: it outlives them, and"
            " restarted workers find it. Default: none.", "BYTES[K|M|G]"),
@@ -147,17 +160,29 @@ OPTIONS: tuple[Option, ...] = (
     Option("--numa-binding", "choice", None, WORKERS,
            "Bind each worker to CPUs near its device: its NUMA node, its socket, an exclusive share of the node's cores, or one"
            " last-level cache.", "HOW", choices=("node", "socket", "exclusive", "core-complex"),
-           has_variable=False),
+           has_variable=False, fields=("numa_options",)),
     Option("--hang-timeout", "str", None, WATCH,
            "Treat a worker with no sign of life for this long as hung: save all stacks and kill it. Add limits by name, such as"
            " 60,starting=900,checkpoint=600. Default: no hang detection.", "SECONDS[,NAME=SECONDS]"),
+    Option("--notify", "list", None, WATCH,
+           "Tell somebody when workers fail and are restarted, when they hang, and how the job ends, as one JSON document: a web"
+           " address (http or https) gets it by POST, a command on its stdin; @FILE reads them from a file, one a line."
+           " Comma-separated (double a comma to include one); may be repeated.", "URL|COMMAND|@FILE"),
+    Option("--preflight", "list", None, WATCH,
+           "Checks of this machine before it gets a seat, and again after its workers have failed; while one fails, the node"
+           " waits outside and a spare takes its seat: memory, disk, shm, files, clock or gpu, with a threshold if need be"
+           " (memory=8G); a command with a path, as in ./check.sh; or the name of a plug-in.", "CHECK[,CHECK]"),
     Option("--health-port", "int", None, WATCH,
            "Serve /healthz, /readyz and /metrics over HTTP on this port. Default:"
            f" {defaults.ENV_HEALTH_CHECK_PORT}, else no port is opened.", "PORT"),
     Option("--health-addr", "str", defaults.HEALTH_ADDR, WATCH,
-           "Address for --health-port; 0.0.0.0 for all interfaces.", "ADDRESS"),
+           "Address for --health-port and --web; 0.0.0.0 for all interfaces.", "ADDRESS"),
+    Option("--web", "flag", False, WATCH,
+           "Serve a web page of the running job at --health-port, or at a free port, and print its address with the token that it"
+           " needs."),
     Option("--event-log-handler", "str", defaults.EVENT_LOG_HANDLER, WATCH,
-           "Where to send events besides events.jsonl in the run's log folder: null, console, or a registered sink.", "NAME"),
+           "Where to send events besides events.jsonl in the run's log folder: null, console, otel (OpenTelemetry), or a"
+           " registered sink.", "NAME"),
     Option("--log-dir", "str", None, LOGS, "Folder in which each run creates its own. Default: a temporary one.", "FOLDER"),
     Option("--redirects", "str", "0", LOGS,
            "Streams to write to log files only: 0 none, 1 stdout, 2 stderr, 3 both; or by local rank, such as 0:1,10:3.",
@@ -172,16 +197,21 @@ OPTIONS: tuple[Option, ...] = (
     Option("--log-line-prefix-template", "str", None, LOGS,
            "Prefix for tee'd lines; may contain ${role_name}, ${rank}, ${local_rank} and ${hostname}.", "TEXT"),
     Option("--log-max-size", "size", None, LOGS, "Size limit of each log file, such as 500M or 2G. Default: no limit.",
-           "BYTES[K|M|G]"),
+           "BYTES[K|M|G]", fields=("log_max_bytes",)),
     Option("--logs-specs", "str", None, LOGS,
            f"Log plug-in: an entry point in the group {defaults.ENTRY_POINTS_LOGS_SPECS}.", "NAME", has_variable=False),
     Option("--no-retry-exit-codes", "str", None, ENDS,
-           "Worker exit codes that end the job without a restart, such as 2,64; -n for signal n.", "CODES"),
+           "Worker exit codes that end the job without a restart, such as 2,64; -n for signal n.", "CODES", setting=True),
     Option("--restart-backoff", "float", None, ENDS,
            "Delay before the second restart; it doubles with each later one. The first restart is immediate. Default:"
-           f" {defaults.RESTART_BACKOFF_S:g}.", "SECONDS"),
+           f" {defaults.RESTART_BACKOFF_S:g}.", "SECONDS", setting=True),
     Option("--restart-window", "float", None, ENDS,
-           "Count only restarts within this time against --max-restarts. Default: count them all.", "SECONDS"),
+           "Count only restarts within this time against --max-restarts. Default: count them all.", "SECONDS", setting=True),
+    Option("--retry-hopeless", "flag", False, ENDS,
+           "Also restart after failures that no restart can help, such as an ImportError in all workers.", setting=True),
+    Option("--max-no-progress", "int", None, ENDS,
+           "End the job after this many attempts in a row that came no further than one before, by the steps that workers tell"
+           " with rallypoint.worker.progress. Default: no limit.", "N", setting=True),
     Option("--shutdown-timeout", "int", None, ENDS,
            f"Seconds from the first signal to SIGKILL. Default: {defaults.ENV_SHUTDOWN_TIMEOUT}, else"
            f" {defaults.SHUTDOWN_TIMEOUT_S}.", "SECONDS"),
@@ -189,6 +219,16 @@ OPTIONS: tuple[Option, ...] = (
            "How long a node that has finished waits for the others.", "SECONDS"),
     Option("--signals-to-handle", "str", defaults.SIGNALS_TO_HANDLE, ENDS, "Signals that end the job and are forwarded to the"
            " workers.", "NAMES"),
+    Option("--signals-to-forward", "str", "", ENDS,
+           "Signals that are passed on to the workers and do nothing else, such as USR2.", "NAMES"),
+    Option("--drain-grace", "float", None, ENDS,
+           "When this node has to leave, give all workers of the job this long to save at the same step"
+           " (rallypoint.worker.save_point); then it leaves, and the others go on. SIGTERM gives notice; a second one ends it as"
+           " without this flag.", "SECONDS"),
+    Option("--drain-signals", "str", "", ENDS, "More signals that give notice, such as USR1.", "NAMES"),
+    Option("--drain-file", "str", None, ENDS, "A file that gives notice when it appears.", "FILE"),
+    Option("--drain-forward", "str", "", ENDS,
+           "A signal for the workers when a node of the job has notice, such as USR1.", "NAME"),
     Option("--pass-exit-code", "flag", False, ENDS,
            "If the job fails, exit with the code of the worker that failed first (128 + n if signal n killed it)."),
     Option("--module", "flag", False, PROGRAM, "Run the script as a module, like `python -m`.", short="-m"),
@@ -223,6 +263,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> SimpleNamespace:
         training_script_args=arguments,
         from_flags=frozenset(given),
         from_environment=frozenset(variables),
+        from_scheduler={},
     )
 
 
@@ -230,27 +271,21 @@ def complete(args: Any, environ: Mapping[str, str]) -> SimpleNamespace:
     """A copy of arguments that somebody else put together, with the variable or the default of every flag that they lack."""
     known = vars(args)
     variables = {} if "from_environment" in known else _read_variables(environ, known)
-    origins = {"from_flags": frozenset(), "from_environment": frozenset(variables)}
+    origins = {"from_flags": frozenset(), "from_environment": frozenset(variables), "from_scheduler": {}}
     return SimpleNamespace(**{**_defaults(), **origins, "training_script_args": [], **variables, **known})
 
 
 def source(args: SimpleNamespace, dest: str) -> str:
-    """Where this value came from, to be named in an error: the environment variable or the flag."""
+    """Where this value came from, to be named in an error: the environment variable, the scheduler's too, or the flag."""
     flag = "--" + dest.replace("_", "-")
+    if dest in args.from_scheduler:
+        return str(args.from_scheduler[dest])
     return BY_NAME[flag].variable if dest in args.from_environment else flag
-
-
-# Fields of LaunchConfig that are not called like the flag that fills them.
-_FLAGS_OF_FIELDS = {
-    "log_max_bytes": "log_max_size", "max_nodes": "nnodes", "min_nodes": "nnodes", "numa_options": "numa_binding",
-    "rdzv_configs": "rdzv_conf", "run_id": "rdzv_id",
-}  # fmt: skip
 
 
 def source_of_field(args: SimpleNamespace, field: str) -> str | None:
     """Where the value of this field of the API came from, or None if no flag fills it."""
-    dest = _FLAGS_OF_FIELDS.get(field, field)
-    return source(args, dest) if "--" + dest.replace("_", "-") in BY_NAME else None
+    return next((source(args, option.dest) for option in OPTIONS if field in (option.fields or (option.dest,))), None)
 
 
 def is_given(args: SimpleNamespace, dest: str) -> bool:
@@ -322,7 +357,7 @@ _MEANT = {
         "--rdzv-endpoint": "endpoint rdzv-addr rdzv-address rdzv-host",
         "--rdzv-id": "id job-id run-id job-name",
         "--rdzv-conf": "rdzv-config rdzv-configs conf",
-        "--max-restarts": "restarts retries max-retries",
+        "--max-restarts": "max restarts retries max-retries",
         "--log-dir": "logdir logs log-folder output-dir",
         "--no-python": "no-python-script raw",
         "--version": "v V",

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 
 from rallypoint.agent.config import LaunchConfig, resolve_shutdown_timeout
-from rallypoint.agent.local_agent import plan_workers
+from rallypoint.agent.local_agent import make_learner, plan_workers
 from rallypoint.agent.workers import WorkerGroup, WorkerSpec, workers_of
 from rallypoint.base import defaults, environment
 from rallypoint.base.text import ranges
@@ -47,26 +47,39 @@ def describe(config: LaunchConfig, entry: Entrypoint, arguments: Sequence[Any]) 
     plans = _plans(config, entry, arguments)
     logs = _logs(config, len(plans))
     cpus, notes = _cpus(config, plans)
-    lines = ["Nothing is started; this is the plan for this node.", "", "job", *_job(config, logs is None)]
+    preload = _preload(config, entry, arguments)
+    lines = ["Nothing is started; this is the plan for this node.", "", "job", *_job(config, preload, logs is None)]
     for plan in plans:
         lines += ["", f"worker {plan.local_rank}", *_worker(config, entry, plan, logs)]
         lines += _row("CPUs", cpus[plan.local_rank])
     return "\n".join([*lines, *(f"\n{note}" for note in notes)]) + "\n"
 
 
-def _job(config: LaunchConfig, has_own_logs: bool) -> Iterator[str]:
+def _job(config: LaunchConfig, preload: str, has_own_logs: bool) -> Iterator[str]:
     least, most = config.min_nodes, config.max_nodes
     yield from _row("run id", config.run_id or _START)
     yield from _row("nodes", f"{least}" if least == most else f"{least} to {most}")
     standby = f", and {config.nproc_per_node} more on standby" if config.standby else ""
     yield from _row("workers here", f"{config.nproc_per_node}, role {config.role}{standby}")
+    yield from _row("preload", preload)
     yield from _row("rendezvous", " at ".join(filter(None, [config.rdzv_backend, _veil(config.rdzv_endpoint)])))
     yield from _row("settings", _settings(config))
     yield from _row("restarts", f"{config.max_restarts} at most" + _pauses(config))
     yield from _row("time-outs", ", ".join(_time_outs(config)))
     yield from _row("signals", f"{config.signals_to_handle or 'none'}, passed on to the workers")
+    if config.notify:
+        from rallypoint.notices.notifier import read_targets
+
+        yield from _row("told", ", ".join(target.name for target in read_targets(config.notify)))
     if has_own_logs:
         yield from _row("logs", f"as {type(config.logs_specs).__name__} decides")
+
+
+def _preload(config: LaunchConfig, entry: Entrypoint, arguments: Sequence[Any]) -> str:
+    """What is known by now of the program's imports is looked up, and nothing is measured."""
+    assert config.logs_specs is not None
+    learner = make_learner(tuple(config.preload), entry, arguments, config.logs_specs)
+    return ", ".join(config.preload) if learner is None else f"{defaults.PRELOAD_AUTO}: {learner.describe()}"
 
 
 def _pauses(config: LaunchConfig) -> str:

@@ -19,8 +19,9 @@ from rallypoint.base.text import many
 from rallypoint.cli.command_line import closest
 from rallypoint.cli.main import print_text
 from rallypoint.errors import ExitCode, UsageError
-from rallypoint.processes.kernel import stat_fields
-from rallypoint.story import phases
+from rallypoint.output.progress import Meter, metered
+from rallypoint.processes.activity import runs_since
+from rallypoint.story import phases, run_index
 from rallypoint.story.event_logs import select
 from rallypoint.story.event_records import ENDED, STARTED, count, words
 from rallypoint.story.regroups import HOPS, regroups
@@ -34,22 +35,22 @@ __all__ = ["SCHEMA", "USAGE", "document", "explain_main", "render"]
 
 SCHEMA = 1  # of the JSON document
 USAGE = """\
-usage: rallypoint explain PATH [PATH ...] [--timings] [--json] [--all]
+usage: rallypoint explain [PATH ...] [--follow] [--timings] [--json] [--all]
 
 Show what happened in a run, from the events in its log folders: a timeline, and a table of where the time went. Each PATH is a
 run folder, an events.jsonl file, or a log folder of several runs (the newest is shown). Give the folders of all nodes to merge
-them into one timeline.
+them into one timeline. Without a PATH, the newest run that you started on this host is shown.
 
+  --follow    show what happens as it happens, until the run ends
   --timings   also show how long each restart or change of membership took, hop by hop
   --json      print one JSON document instead of text
   --all       also show other events, such as those with torch's names
   --help      show this help and exit"""
 
-_FLAGS = ("--timings", "--json", "--all", "--help", "-h")
+_FLAGS = ("--follow", "--timings", "--json", "--all", "--help", "-h")
 _WIDTH = 100
 _NODE_MAX = 24
 _NAMED_MAX = 10  # the table names them all
-_CLOCK_STEP_MS = 5000.0  # by which the clock on the wall may have been set since a run began
 _COLUMNS = (phases.STARTING, phases.WAITING, phases.STOPPING, phases.RUNNING, phases.LOST)
 _UNIT = re.compile(r"(?<=\d) (?=(?:s|min|h)\b)")
 _JOINT = "\N{NO-BREAK SPACE}"
@@ -62,14 +63,20 @@ def explain_main(argv: Sequence[str]) -> int:
         flags, paths = _read_arguments(argv)
         if flags & {"--help", "-h"}:
             return print_text(USAGE)
-        chosen = select(paths, show_all="--all" in flags)
-        present = _look_around(chosen.logs, time.time() * 1000)
-        *earlier, story = (tell(logs, "--all" in flags, present) for logs in launches(chosen.logs))
+        note = ""
+        if not paths:
+            folder = _newest_run()
+            paths = [folder, os.path.dirname(folder)]  # around it, other nodes of the same run may log too
+            note = f"this is your newest run on this host, in {folder}"
+        with metered("reading events") as meter:
+            reader = _Reader(paths, "--all" in flags, note, meter)
+            stories = [] if "--follow" in flags else reader.read()
+        if "--follow" in flags:
+            return _follow(reader, with_timings="--timings" in flags)
+        *earlier, story = stories
     except UsageError as error:
         print(f"rallypoint explain: error: {clip(str(error), 10_000)}", file=sys.stderr)
         return ExitCode.USAGE
-    if chosen.left_out:
-        story = story.replace(notes=(*story.notes, chosen.left_out))
     if "--json" in flags:
         return print_text(json.dumps({**document(story), "earlier": [document(one) for one in earlier]}, indent=2))
     return print_text("\n\n\n".join(render(one, with_timings="--timings" in flags) for one in [*earlier, story]))
@@ -83,9 +90,59 @@ def _read_arguments(argv: Sequence[str]) -> tuple[set[str], list[str]]:
     for unknown in sorted(flags - set(_FLAGS)):
         meant = closest(unknown, _FLAGS)
         raise UsageError(f"unknown flag {unknown}" + (f"; did you mean {meant}?" if meant else ""))
-    if not paths and not flags & {"--help", "-h"}:
-        raise UsageError("no path was given; write rallypoint explain PATH, the log folder of a run")
+    if flags >= {"--follow", "--json"}:
+        raise UsageError("--follow and --json exclude each other: a document is made when all is known")
     return flags, paths
+
+
+def _newest_run() -> str:
+    folder = run_index.newest()
+    if not folder:
+        raise UsageError("no run of yours on this host is on record; write rallypoint explain PATH, the log folder of a run")
+    return folder
+
+
+class _Reader:
+    """The files of a run, which may grow, and what is told of it: its earlier launches, and the last one."""
+
+    def __init__(self, paths: Sequence[str], show_all: bool, note: str, meter: Meter | None = None) -> None:
+        self.paths = list(paths)
+        self._show_all = show_all
+        self._note = note
+        self._chosen = select(paths, show_all, meter)
+
+    def read_again(self) -> None:
+        """Of the run that was chosen, also if there is a newer one by now; agents that have joined it are found beside it."""
+        self.paths = [*(log.path for log in self._chosen.logs), *filter(os.path.isdir, self.paths)]
+        self._chosen = select(self.paths, self._show_all)
+
+    def read(self) -> list[Story]:
+        chosen = self._chosen
+        present = _look_around(chosen.logs, time.time() * 1000)
+        *earlier, story = (tell(logs, self._show_all, present) for logs in launches(chosen.logs))
+        return [*earlier, story.replace(notes=tuple(filter(None, (*story.notes, self._note, chosen.left_out))))]
+
+
+def _follow(reader: _Reader, with_timings: bool) -> int:
+    """Who it is, then what happens, and in the end where the time went."""
+    from rallypoint.cli.follow import follow
+
+    *earlier, story = reader.read()
+    beginning = [*(render(one) for one in earlier), _header(story)]
+    print_text("\n\n\n".join(beginning))
+    begin_ms = story.begin_ms  # all times have one zero, also if somebody turns up who began before
+
+    def read(is_changed: bool) -> Story:
+        if is_changed:
+            reader.read_again()
+        return reader.read()[len(earlier)]
+
+    def say(story: Story, news: list[Entry]) -> None:
+        if news:
+            print_text(_lines(story.replace(begin_ms=begin_ms), news))
+
+    story = follow(reader.paths, read, say)
+    return print_text("\n" + render(story, with_timings, with_timeline=False))
 
 
 def _look_around(logs: Sequence[EventLog], now_ms: float) -> Present:
@@ -94,25 +151,17 @@ def _look_around(logs: Sequence[EventLog], now_ms: float) -> Present:
     for log in logs:
         for told in log.events:
             host, pid = words(told, "hostname", 60), count(told, "pid")
-            if told.name == STARTED and host == os.uname().nodename and pid is not None and _runs_since(pid, told.timestamp_ms):
+            if told.name == STARTED and host == os.uname().nodename and pid is not None and runs_since(pid, told.timestamp_ms):
                 running.add((host, pid))
     return Present(now_ms, frozenset(running))
-
-
-def _runs_since(pid: int, began_ms: float) -> bool:
-    fields = stat_fields(pid)
-    if len(fields) < 20 or fields[0] in (b"Z", b"X"):
-        return False
-    age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / os.sysconf("SC_CLK_TCK")
-    return time.time() * 1000 - age_s * 1000 < began_ms + _CLOCK_STEP_MS
 
 
 # --- text --------------------------------------------------------------------------------------------------------------------
 
 
-def render(story: Story, with_timings: bool = False) -> str:
+def render(story: Story, with_timings: bool = False, with_timeline: bool = True) -> str:
     """The story as text, of lines that fit a terminal."""
-    parts = [_header(story), _timeline(story), _table(story)]
+    parts = [_header(story), *([_lines(story, story.entries)] if with_timeline else []), _table(story)]
     if with_timings:
         parts.append(_timings(story))
     if story.notes:
@@ -127,7 +176,9 @@ def _header(story: Story) -> str:
     names = ", ".join(run.node for run in story.runs[:_NAMED_MAX])
     more = f" and {len(story.runs) - _NAMED_MAX} more" if len(story.runs) > _NAMED_MAX else ""
     lines = [f"run {story.run_id or '(of an unknown id)'} {end}"]
-    so_far = f" so far; goodput {story.total.goodput:.1%}" if outcome.is_running else ""
+    restarts = max((entry.facts.get("restarts", 0) for entry in story.entries), default=0)
+    spent = f", {many(restarts, 'restart')}" if restarts else ""
+    so_far = f" so far{spent}; goodput {story.total.goodput:.1%}" if outcome.is_running else ""
     lines.append(f"from {_date(story.begin_ms)} for {duration(_since_s(story, story.end_ms))}{so_far}")
     lines.append(f"{many(len(story.runs), 'agent')}: {names}{more}")
     return "\n".join(_wrap(line, "", "  ") for line in lines)
@@ -147,13 +198,14 @@ def _wrap(text: str, first: str, others: str) -> str:
     return wrapper.fill(_UNIT.sub(_JOINT, text)).replace(_JOINT, " ")
 
 
-def _timeline(story: Story) -> str:
-    times = [f"+{_since_s(story, entry.at_ms):.3f}s" for entry in story.entries]
-    nodes = [_nodes(story, entry) for entry in story.entries]
+def _lines(story: Story, entries: Sequence[Entry]) -> str:
+    """The timeline, or a part of it."""
+    times = [f"+{_since_s(story, entry.at_ms):.3f}s" for entry in entries]
+    nodes = [_nodes(story, entry) for entry in entries]
     time_width, node_width = (max(map(len, column), default=0) for column in (times, nodes))
     indent = " " * (time_width + node_width + 4)
     lines = []
-    for at, node, entry in zip(times, nodes, story.entries, strict=True):
+    for at, node, entry in zip(times, nodes, entries, strict=True):
         lines.append(_wrap(sentence(entry), f"{at:>{time_width}}  {node:<{node_width}}  ", indent + "  "))
         lines += [f"{indent}  {label}: {entry.facts[fact]}" for fact, label in _FILES.items() if fact in entry.facts]
     return "\n".join(lines)

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from types import SimpleNamespace
 
 from rallypoint import errors
@@ -32,6 +33,7 @@ __all__ = [
 
 _LEVELS = {"DEBUG": 10, "INFO": 20, "WARN": 30, "WARNING": 30, "ERROR": 40, "CRITICAL": 50, "FATAL": 50}
 _SIGINT = 2
+_ON_PURPOSE = (errors.SignalException, errors.JobStoppedError, errors.JobPreemptedError, KeyboardInterrupt)
 _LAST_LINES_S = 60.0  # for a console that takes its time, as a pager does
 _LAST_LINES_AFTER_A_SIGNAL_S = 5.0
 
@@ -48,10 +50,11 @@ def _launch(argv: Sequence[str] | None) -> int:
         args = parse_args(argv)
         if not args.training_script:
             return _answer(args)
-        run(args)
+        with _watched():
+            run(args)
     except (Exception, KeyboardInterrupt) as error:  # the process ends here, whatever it was
         code = _explain(error, args)
-        if code != ExitCode.USAGE and not isinstance(error, errors.SignalException | errors.JobStoppedError | KeyboardInterrupt):
+        if code != ExitCode.USAGE and not isinstance(error, _ON_PURPOSE):
             _point_to(_story(), before)
         return code
     return ExitCode.SUCCESS
@@ -70,6 +73,30 @@ def rallypoint_main(argv: Sequence[str] | None = None) -> int:
         from rallypoint.cli.stacks import stacks_main
 
         return stacks_main(rest)
+    if command in ("ps", "status", "stop", "drain", "restart"):
+        from rallypoint.cli.jobs import jobs_main
+
+        return jobs_main(command, rest)
+    if command == "top":
+        from rallypoint.cli.top import top_main
+
+        return top_main(rest)
+    if command == "logs":
+        from rallypoint.cli.logs import logs_main
+
+        return logs_main(rest)
+    if command == "demo":
+        from rallypoint.cli.demo import demo_main
+
+        return demo_main(rest)
+    if command == "init":
+        from rallypoint.cli.init import init_main
+
+        return init_main(rest)
+    if command == "doctor":
+        from rallypoint.cli.doctor import doctor_main
+
+        return doctor_main(rest)
     if command == "--version":
         return print_text(_version("rallypoint"))
     if command in ("-h", "--help"):
@@ -155,11 +182,18 @@ def _explain(error: BaseException, args: SimpleNamespace) -> int:
     pass_exit_code = args.pass_exit_code
     if errors.is_child_failure(error):
         report.error(str(error))
-        return _first_cause(error) if pass_exit_code else ExitCode.WORKER_FAILED
+        failed = ExitCode.HOPELESS if getattr(error, "is_hopeless", False) else ExitCode.WORKER_FAILED
+        return _first_cause(error) if pass_exit_code else failed
     match error:
         case errors.JobFailedError() if pass_exit_code and error.cause_exitcode is not None:
             report.error(f"rallyrun: error: {error}")
             return _first_cause(error)
+        case errors.PreemptedError():
+            report.info(f"{error}; exit code {ExitCode.PREEMPTED}: start this node again to go on")
+            return ExitCode.PREEMPTED
+        case errors.JobPreemptedError():
+            report.info(f"{error}; exit code {ExitCode.PREEMPTED}: start it again to go on")
+            return ExitCode.PREEMPTED
         case errors.SignalException():
             return SIGNAL_BASE + int(error.sigval)
         case KeyboardInterrupt():
@@ -242,17 +276,37 @@ def print_text(text: str) -> int:
     return ExitCode.SUCCESS
 
 
-def _set_sink() -> None:
-    name = environment.text(defaults.ENV_LOG_LEVEL).strip().upper()
-    least = int(name) if name.isdecimal() else _LEVELS.get(name, report.INFO)
+@contextmanager
+def _watched() -> Iterator[None]:
+    """Within the block, a person at the terminal sees what is waited for."""
+    if os.isatty(2) and _least_level() <= report.INFO:
+        from rallypoint.output import live_line
 
+        report.set_live_line(live_line.TerminalLine(2) if live_line.can_show(2) else None)
+    try:
+        yield
+    finally:
+        report.set_live_line(None)
+
+
+def _least_level() -> int:
+    name = environment.text(defaults.ENV_LOG_LEVEL).strip().upper()
+    return int(name) if name.isdecimal() else _LEVELS.get(name, report.INFO)
+
+
+def _set_sink() -> None:
     def tell(level: int, text: str) -> None:
         _write(text if level >= report.ERROR else f"rallyrun: {text}")
 
-    report.set_sink(tell, min(least, report.ERROR))
+    report.set_sink(tell, min(_least_level(), report.ERROR))
 
 
 def _write(text: str) -> None:
+    with report.stepping_aside(2):
+        _write_line(text)
+
+
+def _write_line(text: str) -> None:
     data = memoryview(f"{text}\n".encode(errors="backslashreplace"))
     try:
         while data:

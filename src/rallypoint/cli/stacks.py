@@ -1,7 +1,8 @@
-"""The command ``rallypoint stacks``: what a worker does at this moment.
+"""The command ``rallypoint stacks``: what workers do at this moment.
 
-It is asked over its control socket. One that has none, but was prepared for a watch over hangs, is asked by the signal that its
-agent would use.
+A worker is asked over its control socket. One that has none, but was prepared for a watch over hangs, is asked by the signal that
+its agent would use. Of any other, py-spy shows the stacks where it is installed and allowed, and else the kernel shows where its
+threads are.
 """
 
 from __future__ import annotations
@@ -9,13 +10,16 @@ from __future__ import annotations
 import glob
 import http.client
 import os
+import shutil
 import socket
 import sys
 from collections.abc import Sequence
 
 from rallypoint.base import defaults, report
+from rallypoint.base.text import plural, ranges, runs, who_of
 from rallypoint.control_plane import TORCH_WORKER_SERVER_SOCKET
 from rallypoint.errors import ExitCode, RallypointError, UsageError
+from rallypoint.inspection.log_rules import parse_ranks
 from rallypoint.net.private_socket import peer_of
 from rallypoint.processes.activity import families_of
 
@@ -24,12 +28,18 @@ __all__ = ["NoSocketError", "ask", "find_prepared", "find_sockets", "stacks_main
 ANSWER_S = 5.0
 ANSWER_BYTES_MAX = 16 * 1024 * 1024
 ENVIRONMENT_BYTES_MAX = 4 * 1024 * 1024
+PY_SPY, PY_SPY_S = "py-spy", 30.0
 USAGE = f"""\
-usage: rallypoint stacks SOCKET|PID ...
+usage: rallypoint stacks [JOB|PID|SOCKET ...] [--rank RANKS]
 
-Print the Python stacks of all threads of a worker that runs inside worker_main(), or of a job with --hang-timeout.
-SOCKET  path of its control socket, as in {TORCH_WORKER_SERVER_SOCKET}
+Print the Python stacks of all threads of workers on this machine. A worker that runs inside worker_main(), or in a job with
+--hang-timeout, answers by itself; for others, py-spy has to be installed.
+JOB     all workers of the job, by its ID or the beginning of it; can be left out where one job runs
 PID     a worker, or the launcher for all of its workers
+SOCKET  path of a worker's control socket, as in {TORCH_WORKER_SERVER_SOCKET}
+
+  --rank      only these of the job's ranks, such as 3,8-11
+  --help      show this help and exit
 """
 
 
@@ -45,22 +55,120 @@ class NoSocketError(UsageError):
 
 def stacks_main(argv: Sequence[str]) -> int:
     """Returns the exit code: that of a failure, if any one of those who were asked did not answer."""
-    if not argv or any(word in ("-h", "--help") for word in argv):
-        (sys.stdout if argv else sys.stderr).write(USAGE)
-        return ExitCode.SUCCESS if argv else ExitCode.USAGE
+    if any(word in ("-h", "--help") for word in argv):
+        sys.stdout.write(USAGE)
+        return ExitCode.SUCCESS
+    try:
+        words, ranks = _read_arguments(argv)
+    except UsageError as error:
+        return _complain(error, ExitCode.USAGE)
     code = ExitCode.SUCCESS
-    for word in argv:
+    for word in words or [""]:
         try:
-            paths = find_sockets(int(word)) if word.isdecimal() else [word]
-        except NoSocketError as error:
-            code = _show_by_signal(int(word), error) or code
-            continue
-        except UsageError as error:
-            code = _complain(error, ExitCode.USAGE)
-            continue
-        for path in paths:
-            code = _show(path) or code
+            code = (_show_job(word, ranks) if ranks is not None or not _is_place(word) else _show_place(word)) or code
+        except RallypointError as error:
+            code = _complain(error, ExitCode.USAGE if isinstance(error, UsageError) else ExitCode.WORKER_FAILED)
     return code
+
+
+def _show_place(word: str) -> int:
+    """A process, or whoever answers at a socket."""
+    try:
+        paths = find_sockets(int(word)) if word.isdecimal() else [word]
+    except NoSocketError as error:
+        is_spied = not find_prepared(int(word)) and shutil.which(PY_SPY) is not None
+        return _show_from_outside(int(word)) if is_spied else _show_by_signal(int(word), error)
+    return max([_show(path) for path in paths])
+
+
+def _read_arguments(argv: Sequence[str]) -> tuple[list[str], set[int] | None]:
+    """The words, and which ranks are asked for."""
+    words: list[str] = []
+    ranks: set[int] | None = None
+    rest = iter(argv)
+    for word in rest:
+        name, _, value = word.partition("=")
+        if name == "--rank":
+            chosen = parse_ranks(value or next(rest, ""))
+            ranks = {rank for first, last in chosen for rank in range(first, last + 1)}
+        elif word.startswith("-"):
+            raise UsageError(f"unknown flag {name}; there are --rank and --help")
+        else:
+            words.append(word)
+    return words, ranks
+
+
+def _is_place(word: str) -> bool:
+    """Whether it is a process or the path of a socket, and not the name of a job, which may be a number too."""
+    if word.isdecimal():
+        return os.path.exists(f"/proc/{word}") or not _jobs_named(word)
+    return os.path.exists(word) or ("/" in word and not _jobs_named(word))
+
+
+def _jobs_named(word: str) -> bool:
+    from rallypoint.inspection import client
+
+    return any(agent.node.job.startswith(word) for agent in client.list_agents()[0])
+
+
+def _show_job(name: str, ranks: set[int] | None) -> int:
+    """The workers of a job, as far as they are on this machine."""
+    from rallypoint.inspection import client
+
+    present, troubles = client.list_agents()
+    agents = client.find_job(present, name, troubles).agents
+    workers = {worker.rank: worker.pid for agent in agents for worker in agent.node.workers}
+    if not workers:
+        node = agents[0].node
+        raise RallypointError(
+            f"no worker of {node.job} runs on this machine: it is {node.phase}{f', {node.why}' if node.why else ''}"
+        )
+    wanted = sorted(workers) if ranks is None else sorted(ranks)
+    if missing := [rank for rank in wanted if rank not in workers]:
+        here = f"here are {ranges(workers)}" if workers else "here are none"
+        who = f"{who_of(runs(missing))} of {agents[0].node.job}"
+        raise UsageError(f"{who} {plural(len(missing), 'is', 'are')} not on this machine; {here}")
+    code = ExitCode.SUCCESS
+    for rank in wanted:
+        code = _show_worker(rank, workers[rank]) or code
+    return code
+
+
+def _show_worker(rank: int, pid: int) -> int:
+    """By whichever way there is."""
+    print(f"--- rank {rank}", flush=True)
+    try:
+        for path in find_sockets(pid):
+            if (code := _show(path)) != ExitCode.SUCCESS:
+                return code
+    except NoSocketError as error:
+        return _show_by_signal(pid, error) if find_prepared(pid) else _show_from_outside(pid)
+    except UsageError as error:
+        return _complain(error, ExitCode.WORKER_FAILED)
+    return ExitCode.SUCCESS
+
+
+def _show_from_outside(pid: int) -> int:
+    """Of a process that was not prepared for it."""
+    import subprocess
+    import time
+
+    why = "it was not prepared to show them; install py-spy, or start the job with --hang-timeout SECONDS"
+    if program := shutil.which(PY_SPY):
+        try:
+            dump = [program, "dump", "--pid", str(pid)]
+            found = subprocess.run(dump, capture_output=True, text=True, timeout=PY_SPY_S, check=False)
+            if found.returncode == 0:
+                _print_stacks(f"process {pid}, by py-spy", found.stdout.rstrip())
+                return ExitCode.SUCCESS
+            why = f"py-spy says: {' '.join(found.stderr.split())}"
+        except (OSError, subprocess.TimeoutExpired) as error:
+            why = f"py-spy failed: {error}"
+    from rallypoint.hangs.stacks import kernel_view
+
+    lines = kernel_view(pid, time.monotonic() + ANSWER_S)
+    _print_stacks(f"process {pid}, as the kernel sees it; its Python stacks are not known: {why}", "\n".join(lines))
+    return ExitCode.SUCCESS
 
 
 def _show_by_signal(pid: int, why_no_socket: NoSocketError) -> int:

@@ -26,14 +26,24 @@ environment variable is used if set: PET_NPROC_PER_NODE for --nproc-per-node."""
 
 _EXIT_CODES = """\
 Exit codes: 0 all workers succeeded; 1 a worker failed and no restarts were left; 2 bad input, nothing was started; 3 rendezvous
-failed or the store was lost; 4 this host cannot run the workers; 70 a bug in rallypoint; 128+n signal n ended the job
-(Ctrl-C: 130)."""
+failed or the store was lost; 4 this host cannot run the workers; 65 a worker failed in a way that no restart can help; 70 a bug
+in rallypoint; 128+n signal n ended the job (Ctrl-C: 130)."""
 
 # The commands of ``rallypoint``, and what each is for.
 COMMANDS = {
     "run": "run a job, same as rallyrun; see `rallypoint run --help` for its flags",
+    "ps": "list the jobs that run on this machine",
+    "status": "show how a job stands: its nodes, ranks, restarts and why",
+    "logs": "show what the workers of a job have written to their log files, or follow it",
+    "top": "watch a job live, and steer it by keys",
+    "stop": "stop a job on all of its nodes",
+    "restart": "restart the workers of a job",
+    "drain": "have one node leave its job; the others go on without it",
+    "doctor": "check this machine and the way to the others, and say what to do",
     "explain": "show what happened in a run and where its time went, from its log folder",
-    "stacks": "show the Python stacks of running workers, through their control sockets",
+    "stacks": "show the Python stacks of running workers",
+    "demo": "watch a small job being hurt three times, and going on",
+    "init": "print a batch script for Slurm, or a manifest for Kubernetes",
 }
 
 # What ``rallypoint --help`` prints.

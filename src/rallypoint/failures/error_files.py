@@ -25,13 +25,14 @@ TYPE_CHECKING = False  # spares workers the import of typing
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import TracebackType
-    from typing import Any, ParamSpec, TypeVar
+    from typing import Any, NoReturn, ParamSpec, TypeVar
 
     _P = ParamSpec("_P")
     _R = TypeVar("_R")
 
-__all__ = ["ErrorHandler", "get_error_handler", "read_error_file", "record", "record_quietly", "users_traceback"]
+__all__ = ["WISH", "ErrorHandler", "fail", "get_error_handler", "read_error_file", "record", "record_quietly", "users_traceback"]
 
+WISH = "rallypoint_wish"  # in extraInfo: what the worker asked for when it failed
 _ERROR_FILE_BYTES_MAX = 16 * 1024 * 1024
 _CALLERS = (__name__, "rallypoint.processes.function_worker")  # of the user's function
 
@@ -139,6 +140,19 @@ def record(fn: Callable[_P, _R], error_handler: ErrorHandler | None = None) -> C
     return wrapper
 
 
+def fail(message: str, wish: str) -> NoReturn:
+    """End this process as failed, for this reason; the launcher is told what is wished for."""
+    import time
+
+    now_ns = time.time_ns()
+    handler = get_error_handler()
+    path = handler._get_error_file_path()
+    extra = {"timestamp": str(now_ns // 1_000_000_000), "timestamp_ns": str(now_ns), WISH: wish}
+    if path:
+        handler._write_error_file(path, {"message": {"message": message, "extraInfo": extra}})
+    raise SystemExit(message)
+
+
 def _tell(handler: ErrorHandler, method: str, *args: Any) -> None:
     """Call what a handler written for torch before 2.15 does not have."""
     known = getattr(handler, method, None)
@@ -155,16 +169,13 @@ def read_error_file(path: str) -> dict[str, Any]:
 
 
 def _read_object(path: str) -> dict[str, Any]:
-    import json
+    from rallypoint.base.json_text import from_json
 
     with open(path, "rb") as file:
         content = file.read(_ERROR_FILE_BYTES_MAX + 1)
     if len(content) > _ERROR_FILE_BYTES_MAX:
         raise ValueError(f"it is larger than {_ERROR_FILE_BYTES_MAX} bytes")
-    try:
-        data = json.loads(content)
-    except RecursionError:
-        raise ValueError("it is nested too deeply") from None
+    data = from_json(content)
     if not isinstance(data, dict):
         raise ValueError("it is no JSON object")
     return data

@@ -19,6 +19,8 @@ from itertools import groupby
 from rallypoint.base.records import Record, field
 from rallypoint.base.text import failure_kind, ranges, runs, who_of, without_numbers
 from rallypoint.errors import UsageError, plainly_told
+from rallypoint.failures.error_files import WISH
+from rallypoint.failures.hints import hint_for
 from rallypoint.failures.tracebacks import (
     Frame,
     Traceback,
@@ -28,14 +30,16 @@ from rallypoint.failures.tracebacks import (
     outside_traceback,
     plain_lines,
 )
+from rallypoint.protocol.restarts import WISHES, looks_hopeless
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-__all__ = ["NOT_AVAILABLE", "ChildFailedError", "ProcessFailure"]
+__all__ = ["HUNG", "NOT_AVAILABLE", "ChildFailedError", "ProcessFailure"]
 
 NOT_AVAILABLE = "<N/A>"
+HUNG = "it hung: "  # how the reason begins for which a worker that hangs is ended
 _YEAR_10000_S = 253_402_300_800.0
 
 _WIDTH = 80
@@ -159,6 +163,34 @@ class ProcessFailure(Record):
         return without_numbers(_short(lines[-1])) if lines else ""
 
     @property
+    def hung(self) -> bool:
+        """Whether it was ended because it hung."""
+        return self.ended_on_purpose.startswith(HUNG)
+
+    @property
+    def wish(self) -> str:
+        """What it asked for when it failed by `rallypoint.worker.fail`; nothing else can be asked for."""
+        said = _extra_info(self.error_file_data).get(WISH)
+        return said if isinstance(said, str) and said in WISHES else ""
+
+    @property
+    def looks_hopeless(self) -> bool:
+        return looks_hopeless(self.exitcode, self.message, self.place)
+
+    @property
+    def frames(self) -> tuple[tuple[str, str], ...]:
+        """The last calls, the innermost last: where each was, and the line of the program, if Python showed it."""
+        traceback = self.traceback()
+        if traceback is None:
+            return ()
+        return tuple((_place_of(frame), frame.source) for frame in traceback.frames[-_FRAMES_MAX:])
+
+    @property
+    def advice(self) -> str:
+        """What is known to help, in a sentence; empty where nothing is."""
+        return next(iter(_advice(self)), "")
+
+    @property
     def kind(self) -> tuple[int, str, str]:
         """Equal for failures that are the same."""
         return failure_kind(self.exitcode, _what_happened(self), self.place)
@@ -190,6 +222,7 @@ class ChildFailedError(Exception):
         self.name = name
         self.failures = failures
         self.world_size = 0  # workers of the whole job, where that is known
+        self.is_hopeless = False  # no restart could have helped, however many were left
         # What the verdict on a job of several nodes says: the cause in words, whose it was, how that ended, and which others here
         # failed as it did.
         self.cause_text = ""
@@ -368,10 +401,13 @@ def _where(failure: ProcessFailure) -> list[str]:
 
 
 def _frame_lines(frame: Frame, times: int) -> list[str]:
-    function = f" in {frame.function}" if frame.function else ""
     again = " (and again)" if times > 1 else ""
-    place = _short(f"    {frame.file}:{frame.line}{function}{again}")
+    place = _short(f"    {_place_of(frame)}{again}")
     return [place, _short(f"      {frame.source}")] if frame.source else [place]
+
+
+def _place_of(frame: Frame) -> str:
+    return f"{frame.file}:{frame.line}" + (f" in {frame.function}" if frame.function else "")
 
 
 def _stderr(failure: ProcessFailure) -> list[str]:
@@ -397,7 +433,8 @@ def _advice(failure: ProcessFailure) -> list[str]:
         if name in _CRASHES and not find_fatal_error(failure.stderr_tail):
             advice.append("With PYTHONFAULTHANDLER=1 in its environment, Python shows the line that it was in.")
         return advice
-    return _exit_code_advice(failure.exitcode)
+    hint = hint_for(headline(failure.message)[0])
+    return [hint] if hint else _exit_code_advice(failure.exitcode)
 
 
 def _exit_code_advice(exitcode: int) -> list[str]:

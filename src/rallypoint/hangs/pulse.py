@@ -19,24 +19,29 @@ if TYPE_CHECKING:
 
     from rallypoint.worker import section
 
-__all__ = ["PulseBoard", "PulseMapping", "open_mapping"]
+__all__ = ["DrainBoard", "PulseBoard", "PulseMapping", "open_mapping"]
 
 _STEP_MAX = 2**63 - 2
+_WEIGHT = 8  # of the average over the last steps: a new one counts an eighth
 
 
 class PulseBoard:
     """The agent's end: the pages of `size` workers. Whoever looks after `close` finds nothing there."""
 
-    def __init__(self, size: int) -> None:
-        self._fd = os.memfd_create("rallypoint-pulse", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    def __init__(self, size: int, fd: int | None = None) -> None:
+        """With `fd`, which is the board's from now on, workers may have written there already."""
+        self._fd = os.memfd_create("rallypoint-pulse", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING) if fd is None else fd
         os.truncate(self._fd, size * layout.PAGE_BYTES)
         # A file that a worker made shorter would end whoever reads it.
         fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
         self._memory = mmap.mmap(self._fd, size * layout.PAGE_BYTES)
         self._view = memoryview(self._memory)
         self._known: list[layout.Pulse | None] = [None] * size
-        for rank in range(size):
+        for rank in range(size) if fd is None else ():
             self.clear(rank)
+
+    def fileno(self) -> int:
+        return self._fd
 
     def place(self, rank: int) -> str:
         """Where a worker finds its page."""
@@ -71,6 +76,50 @@ class PulseBoard:
             self._fd = -1
 
 
+class DrainBoard:
+    """The agent's end for what concerns a node that has to leave. The pages stay, whatever becomes of `fd`."""
+
+    def __init__(self, fd: int, size: int) -> None:
+        self._memory = mmap.mmap(fd, size * layout.PAGE_BYTES)
+        self._size = size
+
+    def hold(self, ends_at: float) -> None:
+        """Let workers wait where they ask whether to save next; there is time until `ends_at`."""
+        self._write(layout.SAVE_AT, layout.HOLD)
+        self.tell_end(ends_at)
+
+    def tell_end(self, ends_at: float) -> None:
+        times = memoryview(self._memory).cast("d")
+        for first in self._first_words():
+            times[first + layout.DRAIN_ENDS_AT] = ends_at
+        times.release()
+
+    def let_go(self, step: int) -> None:
+        """They save at this step."""
+        self._write(layout.SAVE_AT, step + 1)
+
+    def _write(self, word: int, value: int) -> None:
+        numbers = memoryview(self._memory).cast("q")
+        for first in self._first_words():
+            numbers[first + word] = value
+        numbers.release()
+
+    def answers(self) -> list[tuple[int, bool, bool]]:
+        """Of each worker: one more than the step that it has asked for last, whether it was told to save, and whether it has."""
+        numbers = memoryview(self._memory).cast("q")
+        words = (layout.ASKED, layout.TOLD_TO_SAVE, layout.SAVED)
+        told = [[numbers[first + word] for word in words] for first in self._first_words()]
+        numbers.release()
+        return [(min(max(asked, 0), _STEP_MAX), bool(was_told), bool(has_saved)) for asked, was_told, has_saved in told]
+
+    def _first_words(self) -> range:
+        words = layout.PAGE_BYTES // 8
+        return range(0, self._size * words, words)
+
+    def close(self) -> None:
+        self._memory.close()
+
+
 class PulseMapping:
     """A worker's end: its page, mapped. All but `beat` and `tell_step`, single stores, are called by one thread at a time."""
 
@@ -79,6 +128,7 @@ class PulseMapping:
         self._numbers: memoryview[int] = self._bytes.cast("q")
         self._times: memoryview[float] = self._bytes.cast("d")
         self._open: list[section] = []
+        self._last_step = 0, 0.0  # and when it was done
         self._is_running = False
         self._at_end = at_end
 
@@ -92,7 +142,7 @@ class PulseMapping:
     def claim(self, now: float) -> None:
         """Be the one who speaks for this worker."""
         self._begin_change()
-        for word in (layout.SIGN_AT, layout.STEP, layout.BASE, layout.NAME_LENGTH):
+        for word in (layout.SIGN_AT, layout.STEP, layout.BASE, layout.NAME_LENGTH, layout.STEP_S, layout.STEPS):
             self._numbers[word] = 0
         self._times[layout.ANNOUNCED_AT] = now
         self._numbers[layout.OWNER] = os.getpid()
@@ -103,8 +153,47 @@ class PulseMapping:
         if not self._is_running:
             self._run()
 
-    def tell_step(self, step: int) -> None:
+    def tell_step(self, step: int, now: float) -> None:
         self._numbers[layout.STEP] = min(max(step, 0), _STEP_MAX) + 1
+        (before, then), self._last_step = self._last_step, (step, now)
+        if then and step > before:
+            self._measure((now - then) / (step - before))
+
+    def _measure(self, step_s: float) -> None:
+        """The first is what else there was to do; an average over fewer than its weight counts all alike."""
+        count = self._numbers[layout.STEPS]
+        if count:
+            self._times[layout.STEP_S] += (step_s - self._times[layout.STEP_S]) / min(count, _WEIGHT)
+        self._numbers[layout.STEPS] = count + 1
+
+    def drain_left(self, now: float) -> float | None:
+        """How much time there is to save, if some node has to leave."""
+        ends_at = self._times[layout.DRAIN_ENDS_AT]
+        return max(0.0, ends_at - now) if ends_at else None
+
+    def asks_to_save(self, step: int) -> int:
+        """The worker is about to pass this step. What the agent says: zero while there is nothing to say."""
+        self._numbers[layout.ASKED] = min(max(step, 0), _STEP_MAX) + 1
+        return self._numbers[layout.SAVE_AT]
+
+    def wait_for_agents(self, now: float) -> int:
+        """The same, while the worker waits for an answer: it does not hang, and does not begin to give signs of life either."""
+        if self._is_running:
+            self._times[layout.SIGN_AT] = now
+        return self._numbers[layout.SAVE_AT]
+
+    @property
+    def is_told_to_save(self) -> bool:
+        return bool(self._numbers[layout.TOLD_TO_SAVE])
+
+    def note_told(self) -> None:
+        self._numbers[layout.TOLD_TO_SAVE] = 1
+
+    def note_saved(self, now: float) -> None:
+        """Nothing that was done until now is lost."""
+        if not self._numbers[layout.SAVED]:
+            self._times[layout.CHECKPOINT_AT] = now
+            self._numbers[layout.SAVED] = 1
 
     def _run(self) -> None:
         """The first sign of life ends the phase of starting. From now on its end is awaited, ahead of what others do at exit."""

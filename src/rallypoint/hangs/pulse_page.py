@@ -11,16 +11,15 @@ Nothing in a page is trusted: whatever it holds, reading it gives a `Pulse` of s
 
 from __future__ import annotations
 
+from rallypoint.base.defaults import PULSE_MAGIC as MAGIC
+from rallypoint.base.defaults import PULSE_PAGE_BYTES as PAGE_BYTES
 from rallypoint.base.records import Value
 
 __all__ = [
-    "ANNOUNCED_AT", "BASE", "BASES", "CHECKPOINT", "CHECKPOINT_AT", "EXITING", "LIMIT_S", "MAGIC", "NAME_AT", "NAME_BYTES",
-    "NAME_LENGTH", "OWNER", "PAGE_BYTES", "RUNNING", "SEQUENCE", "SIGN_AT", "STARTING", "STEP", "VERSION", "Pulse", "blank",
-    "cut_name", "read",
+    "ANNOUNCED_AT", "ASKED", "BASE", "BASES", "CHECKPOINT", "CHECKPOINT_AT", "DRAIN_ENDS_AT", "EXITING", "HOLD", "LIMIT_S",
+    "MAGIC", "NAME_AT", "NAME_BYTES", "NAME_LENGTH", "OWNER", "PAGE_BYTES", "RUNNING", "SAVED", "SAVE_AT", "SEQUENCE", "SIGN_AT",
+    "STARTING", "STEP", "STEPS", "STEP_S", "TOLD_TO_SAVE", "VERSION", "Pulse", "blank", "cut_name", "read",
 ]  # fmt: skip
-
-PAGE_BYTES = 4096
-MAGIC = 0x72616C6C79000001  # "rally", and the version of this layout
 
 # Words, by their place in the page.
 VERSION = 0
@@ -35,10 +34,20 @@ CHECKPOINT_AT = 8
 NAME_LENGTH = 9  # of the section; zero: in none
 NAME_AT = 80  # in bytes
 NAME_BYTES = 64
+# Of a node that has to leave (`protocol.draining`): what the agent tells, and what the worker answers, one word each. They are
+# outside of what a change of phase guards, and whoever claims the page finds them as they are.
+DRAIN_ENDS_AT = 18  # until when there is time to save; zero: no node has to leave
+SAVE_AT = 19  # one more than the step; zero: none, and HOLD while it is not known yet
+ASKED = 20  # one more than the last step for which the worker has asked whether to save
+TOLD_TO_SAVE = 21
+SAVED = 22
+HOLD = -1
+STEP_S = 23  # how long a step takes, over the last ones
+STEPS = 24  # how many were measured for that
 
 STARTING, RUNNING, EXITING = BASES = ("starting", "running", "exiting")
 CHECKPOINT = "checkpoint"  # the section that is known by its name: work is safe once it has ended
-_HEAD_BYTES = NAME_AT + NAME_BYTES
+_HEAD_BYTES = 8 * (STEPS + 1)
 TRIES = 16  # a change takes microseconds
 
 
@@ -52,6 +61,8 @@ class Pulse(Value):
     sign_at: float | None  # None: it has given no sign since it was announced
     step: int | None
     checkpoint_at: float | None  # the end of its last complete one
+    step_s: float | None = None  # that it takes for a step
+    steps: int = 0  # that were measured for it
 
 
 def blank() -> bytes:
@@ -79,8 +90,8 @@ def read(page: memoryview, now: float, known: Pulse | None = None) -> Pulse | No
 
 
 def _guarded(copy: bytes) -> bytes:
-    """All but the sign of life and the step, which may change at any time."""
-    return copy[: 8 * SIGN_AT] + copy[8 * BASE :]
+    """All but the sign of life, the step, and what follows the name, which may change at any time."""
+    return copy[: 8 * SIGN_AT] + copy[8 * BASE : NAME_AT + NAME_BYTES]
 
 
 def _decode(copy: bytes, now: float) -> Pulse | None:
@@ -95,6 +106,8 @@ def _decode(copy: bytes, now: float) -> Pulse | None:
         sign_at=_time(times[SIGN_AT], now),
         step=numbers[STEP] - 1 if numbers[STEP] > 0 else None,
         checkpoint_at=_time(times[CHECKPOINT_AT], now),
+        step_s=_limit(times[STEP_S]),
+        steps=max(numbers[STEPS], 0),
     )
 
 

@@ -26,26 +26,34 @@ or if now
   not enough: a background thread that wakes for a moment may be met in it.
 
 What cannot be seen counts as activity, so that nobody is called hung on a guess.
+
+Where several nodes have workers, they find out together who hangs (`protocol.inquiry`). For that it counts whether a worker waits
+in a collective: it is the name of one of its innermost functions, of Python or of the library, that tells.
 """
 
 from __future__ import annotations
 
+import re
+import zlib
 from collections.abc import Hashable, Iterable, Sequence
 from math import isfinite
 
 from rallypoint.base.records import Value
 from rallypoint.errors import UsageError
 from rallypoint.hangs.pulse_page import BASES, NAME_BYTES, RUNNING, Pulse
+from rallypoint.protocol.inquiry import COLLECTIVE, ELSEWHERE, UNKNOWN
 
 __all__ = [
-    "OTHER_NODES_S", "HangLimits", "Sample", "Stillness", "Suspect", "activity", "blame", "follow", "is_clear", "is_verdict_due",
-    "limit_of", "longest_pause", "may_be_elsewhere", "parse_hang_timeout", "progress_of", "regain", "verdict_time",
+    "EXCHANGE_S", "OTHER_NODES_S", "HangLimits", "Sample", "Stillness", "Suspect", "activity", "blame", "follow",
+    "is_clear", "is_verdict_due", "limit_of", "longest_pause", "may_be_elsewhere", "parse_hang_timeout", "place_of",
+    "progress_of", "regain", "shown", "standing_of", "verdict_time",
 ]  # fmt: skip
 
 LONGEST_PAUSE_S = 0.5
 SHORTEST_PAUSE_S = 0.05
 LATE_S = 0.5  # what a loaded machine may delay us by
 SETTLE_S = 0.4  # from the first that is overdue to the verdict: it may be one that waits for the one that hangs
+EXCHANGE_S = 1.2  # that all nodes have to find out together; then each goes by what it sees itself
 OTHER_NODES_S = 0.4  # on top of that, where all here may wait for the one that hangs on another node, which is told first then
 IDLE_CPU_SHARE = 0.005  # of a processor: threads that wake a few times a second use less
 IDLE_CPU_S = 0.02  # two ticks of the clock by which the kernel tells of processor time
@@ -180,6 +188,52 @@ def _loner(suspects: Sequence[Suspect]) -> Suspect | None:
         return None
     alone = [one for one in suspects if standings.count(one.standing) == 1]
     return alone[0] if len(alone) == 1 else None
+
+
+SHOWN = 3
+INNERMOST = 12  # frames of a thread among which a collective is looked for: libraries wrap theirs several times
+_COLLECTIVE_FUNCTION = re.compile(
+    r"_*(i|async_?|sync_?|monitored_?|gpu_?|global_?)?"
+    r"(barrier|all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|broadcast|bcast|gatherv?|scatterv?|reduce)"
+    r"(_?(v|w|coalesced|object|objects|object_list|multigpu|base|single|into_tensor|tensor|params|buffers|bucket|async|op|impl))*_*$",
+    re.IGNORECASE,
+)
+_SHORT_NAMES = ("gather", "gatherv", "scatter", "scatterv", "reduce")  # which may be anything, outside of a library
+_LIBRARY_FUNCTIONS = ("send", "recv", "wait", "synchronize", "batch_isend_irecv", "waitall", "sendrecv", "probe")
+_LIBRARIES = ("torch/distributed/", "mpi4py/", "horovod/", "deepspeed/comm/", "jax/experimental/multihost_utils")
+_NATIVE = re.compile(r"\b(gloo|c10d|nccl|rccl|hccl|ompi|ucp|ucx)\w*::|\b(nccl|P?MPI_|ompi_|mca_|opal_progress|uc[pst]_)\w*")
+
+
+def place_of(frames: Sequence[str]) -> str:
+    """Whether a thread with these frames, the innermost first, waits in a collective."""
+    if not frames:
+        return UNKNOWN
+    return COLLECTIVE if any(map(_is_collective, frames[:INNERMOST])) else ELSEWHERE
+
+
+def _is_collective(frame: str) -> bool:
+    function, _, place = frame.partition(" (")
+    name = function.rpartition(".")[2].lower()
+    is_library = any(one in place for one in _LIBRARIES)
+    if is_library and (name.lstrip("_i") in _LIBRARY_FUNCTIONS or name in _LIBRARY_FUNCTIONS):
+        return True
+    if _COLLECTIVE_FUNCTION.match(name):
+        return is_library or name.lstrip("_") not in _SHORT_NAMES
+    return bool(_NATIVE.search(function))
+
+
+def shown(frames: Sequence[str]) -> str:
+    """The innermost of them, in a line, with files by their names alone; where it is in a collective, from that on."""
+    begin = max((place for place, frame in enumerate(frames[:INNERMOST]) if _is_collective(frame)), default=0)
+    return " < ".join(re.sub(r"\(\S*/", "(", frame) for frame in frames[begin : begin + SHOWN])
+
+
+def standing_of(frames: Sequence[str]) -> str:
+    """Short, and equal on all nodes for those that stand at the same place, wherever the program lies there."""
+    if not frames:
+        return ""
+    names = [re.sub(r"\(\S*/", "(", frame) for frame in frames]
+    return f"{zlib.crc32(chr(10).join(names).encode(errors='replace')):08x}"
 
 
 class Sample(Value):

@@ -12,6 +12,8 @@ each worker, and one that tells those that are the same once.
 
 from __future__ import annotations
 
+import _thread
+import errno
 import os
 import signal
 import time
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Generator
 
 __all__ = [
-    "STACK_SIGNAL", "SUMMARY_NAME", "ProcessStacks", "StackDesk", "WorkerStacks", "brief_lines", "grouped_lines",
+    "STACK_SIGNAL", "SUMMARY_NAME", "ProcessStacks", "StackDesk", "WorkerStacks", "brief_lines", "frames_of", "grouped_lines",
     "kernel_view", "parse_faulthandler", "rank_ranges", "standing", "waits_in", "write_stacks",
 ]  # fmt: skip
 
@@ -119,6 +121,12 @@ def standing(worker: WorkerStacks) -> Hashable:
     return speaker.threads[-1] if speaker.threads else speaker.waits_in or None
 
 
+def frames_of(worker: WorkerStacks) -> tuple[str, ...]:
+    """Of its main thread, the innermost first; none where they are not known."""
+    speaker = worker.speaker
+    return speaker.threads[-1] if speaker is not None and speaker.threads else ()
+
+
 def rank_ranges(ranks: Iterable[int]) -> str:
     """``rank 3`` or ``ranks 0-2,5``."""
     distinct = set(ranks)
@@ -134,6 +142,8 @@ class StackDesk:
     def __init__(self, size: int) -> None:
         self._names = [f"rallypoint-stacks-{os.getpid()}-{rank}" for rank in range(size)]
         self._fds = [os.memfd_create(name) for name in self._names]
+        self._asking = _thread.allocate_lock()  # one at a time: the answers of two would mix
+        self._holding = _thread.allocate_lock()  # of the files, for an instant
 
     @classmethod
     def of_another(cls, place: str) -> StackDesk:
@@ -149,10 +159,31 @@ class StackDesk:
         return f"{int(STACK_SIGNAL)}:/proc/{os.getpid()}/fd/{self._fds[rank]}"
 
     def ask(self, pids: dict[int, int], global_ranks: dict[int, int]) -> dict[int, WorkerStacks]:
-        """The stacks of all processes of these workers, by local rank; the workers answer beside each other."""
+        """The stacks of all processes of these workers, by local rank; the workers answer beside each other. For any thread.
+
+        OSError: the desk is closed.
+        """
+        with self._asking:
+            files = self._own_files(pids)
+            try:
+                return self._ask_all(pids, files, global_ranks)
+            finally:
+                for fd in files.values():
+                    os.close(fd)
+
+    def _own_files(self, ranks: Iterable[int]) -> dict[int, int]:
+        """The same files under numbers that nobody closes, and gives to others, while they are in use."""
+        with self._holding:
+            if not self._fds:
+                raise OSError(errno.EBADF, "the workers are not watched any more")
+            return {rank: os.dup(self._fds[rank]) for rank in ranks}
+
+    def _ask_all(self, pids: dict[int, int], files: dict[int, int], global_ranks: dict[int, int]) -> dict[int, WorkerStacks]:
         give_up_at = time.monotonic() + ALL_ANSWERS_S
         families = families_of(pids.values())
-        asked = {rank: self._ask_family(rank, families[pid][:MAX_PROCESSES], give_up_at) for rank, pid in pids.items()}
+        asked = {
+            rank: self._ask_family(rank, files[rank], families[pid][:MAX_PROCESSES], give_up_at) for rank, pid in pids.items()
+        }
         answers: dict[int, WorkerStacks] = {}
         while asked:
             for rank, interview in list(asked.items()):
@@ -164,19 +195,20 @@ class StackDesk:
             time.sleep(POLL_S if asked else 0)
         return answers
 
-    def _ask_family(self, rank: int, family: list[int], give_up_at: float) -> Generator[None, None, tuple[ProcessStacks, ...]]:
+    def _ask_family(
+        self, rank: int, fd: int, family: list[int], give_up_at: float
+    ) -> Generator[None, None, tuple[ProcessStacks, ...]]:
         """One process after the other, as they share a file; nothing comes of it until there is something to be waited for."""
         found = []
         for pid in family:
             kernel, main_waits_in = kernel_view(pid, give_up_at), waits_in(pid, str(pid))  # before the signal moves it
-            text, why_none = yield from self._ask_one(rank, pid, min(give_up_at, time.monotonic() + ONE_ANSWER_S))
+            text, why_none = yield from self._ask_one(rank, fd, pid, min(give_up_at, time.monotonic() + ONE_ANSWER_S))
             threads = parse_faulthandler(text)
             found.append(ProcessStacks(pid, _command(pid), threads, why_none, text, kernel, main_waits_in))
         return tuple(found)
 
-    def _ask_one(self, rank: int, pid: int, give_up_at: float) -> Generator[None, None, tuple[str, str]]:
+    def _ask_one(self, rank: int, fd: int, pid: int, give_up_at: float) -> Generator[None, None, tuple[str, str]]:
         """What it answers, and if that is nothing, why."""
-        fd = self._fds[rank]
         try:
             pidfd = os.pidfd_open(pid)
         except OSError:
@@ -218,9 +250,10 @@ class StackDesk:
             return False
 
     def close(self) -> None:
-        for fd in self._fds:
+        with self._holding:
+            fds, self._fds = self._fds, []
+        for fd in fds:
             os.close(fd)
-        self._fds = []
 
 
 def _link(path: str) -> str:

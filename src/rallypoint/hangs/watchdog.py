@@ -2,29 +2,49 @@
 
 The agent's own thread drives it, with no other: it asks when to look next, looks, and is told of a hang once all stacks are
 written down and before anybody is stopped. What counts as a hang is decided in `hangs.rules`.
+
+Where other nodes have workers too, a hang here is at first only the reason to declare where all workers stand, which the other
+nodes then do as well (`protocol.inquiry`). All hear the same finding. The node whose workers it names has a hang, the others only
+something to tell. Where no finding comes in time, each node goes by what it has seen itself.
 """
 
 from __future__ import annotations
 
+import os
 import time
+from collections import deque
+from contextlib import suppress
 from functools import partial
 
 from rallypoint.base import defaults
 from rallypoint.base.records import Value
+from rallypoint.base.text import who_of
 from rallypoint.hangs import rules as hangs
 from rallypoint.hangs.pulse import PulseBoard
 from rallypoint.hangs.pulse_page import RUNNING
 from rallypoint.hangs.rules import HangLimits, Sample, Stillness, Suspect, parse_hang_timeout
-from rallypoint.hangs.stacks import StackDesk, brief_lines, rank_ranges, standing, write_stacks
+from rallypoint.hangs.stacks import (
+    SUMMARY_NAME,
+    StackDesk,
+    brief_lines,
+    frames_of,
+    grouped_lines,
+    rank_ranges,
+    standing,
+    write_stacks,
+)
 from rallypoint.output.log_specs import LogFolder, file_clerk
 from rallypoint.processes.activity import ProcessSight, families_of, look_at, read_file, threads_of
+from rallypoint.protocol import inquiry as inquiries
+from rallypoint.protocol.inquiry import Finding, Inquiry, Statement, Witness, decode_inquiry
 from rallypoint.protocol.verdict import MAY_WAIT_ELSEWHERE
 from rallypoint.worker_site import in_front
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Callable, Collection, Iterable
 
+    Declare = Callable[[int, Statement], bool]  # of a generation; False where nobody hears it
     from rallypoint.hangs.pulse_page import Pulse
     from rallypoint.hangs.stacks import WorkerStacks
 
@@ -33,6 +53,7 @@ __all__ = ["SILENT", "Hang", "HangLimits", "HangWatch", "Hung", "Watched", "pars
 SILENT = "silent"  # the phase of a worker that says nothing of itself
 LOOKS_IN_A_LIMIT = 5  # thorough ones, at a worker that is still
 STACKS_TIMEOUT_S = 5.0  # for writing them down
+NOT_PREPARED = "Workers show their Python stacks if the job was started with --hang-timeout; this is where the kernel sees them."
 
 
 class Family:
@@ -219,7 +240,16 @@ class HangWatch:
         self._verdict_at: float | None = None
         self._has_other_nodes = False
         self._held: Hang | None = None  # until other nodes, which may know better, have had their time
+        self._generation = 0
+        self._declare: Declare | None = None
+        self._heard: deque[tuple[int, bytes]] = deque()
+        self._seen: dict[int, Hung] = {}  # how they were when they were asked for their stacks, by local rank
+        self._stacks: dict[int, WorkerStacks] = {}
         self._last_progress_at: float | None = None  # of workers that were replaced since
+
+    def page_fd(self) -> int:
+        """Of the file in which all workers have their pages."""
+        return self._board.fileno()
 
     def worker_env(self, local_rank: int, python_path: str = "") -> dict[str, str]:
         """What this worker's environment needs besides its PYTHONPATH; whoever had this rank before is forgotten."""
@@ -240,8 +270,13 @@ class HangWatch:
         folder: str,
         has_other_nodes: bool = False,
         run_folder: LogFolder | None = None,
+        generation: int = 0,
+        declare: Declare | None = None,
     ) -> None:
-        """Watch this group, which may be part of a larger one; the files with stacks go into `folder`, if there is one."""
+        """Watch this group, which may be part of a larger one; the files with stacks go into `folder`, if there is one.
+
+        Where other nodes have workers, `declare` lets all find out together who hangs, once for each generation.
+        """
         if self._limits is None:
             return
         now = time.monotonic()
@@ -251,6 +286,8 @@ class HangWatch:
         self._folder = folder
         self._run_folder = run_folder
         self._has_other_nodes = has_other_nodes
+        self._generation, self._declare = generation, declare if has_other_nodes else None
+        self._seen, self._stacks = {}, {}
         self._look_at, self._verdict_at, self._held = now + self._pause_s, None, None
 
     def end(self) -> None:
@@ -258,24 +295,31 @@ class HangWatch:
         self._watched = []
         self._look_at = self._held = None
 
+    def hear(self, generation: int, inquiry: bytes) -> None:
+        """What all nodes are asked, or have found together; for any thread. The next look takes it in."""
+        self._heard.append((generation, inquiry))
+
     def next_look_at(self) -> float | None:
-        return self._look_at
+        return 0.0 if self._heard and self._watched else self._look_at
 
     def look(self, now: float, excused: Collection[int] = ()) -> Hang | None:
         """See how the workers are, but for local ranks that are excused: those may be still for as long as they are.
 
-        A hang is told once, and ends the watch; its stacks are in their files by then.
+        A hang is told once, and ends the watch; its stacks are in their files by then. One of which only other nodes are to
+        blame names nobody, and is told once as well.
         """
+        inquiry = self._take_inquiry()
+        if inquiry is not None and inquiry.finding is not None:
+            return self._conclude(inquiry.finding, now)
         planned_at = self._look_at
-        if planned_at is None or self._held is not None:
-            held, self._look_at, self._held = self._held, None, None
-            return held
-        for one in self._watched:
-            if one.local_rank in excused:
-                one.excuse(now)
-            else:
-                one.look(self._board.read(one.local_rank, now), planned_at, now)
-        there = [one for one in self._watched if one.is_there and one.local_rank not in excused]
+        if self._held is not None:
+            return self._give_up_waiting(now)
+        if planned_at is None:
+            return None
+        there = self._look_at_all(planned_at, now, excused)
+        if inquiry is not None and not self._seen:
+            self._answer(there, now)
+            return None
         overdue = sum(one.is_overdue(now) for one in there)
         self._verdict_at = hangs.verdict_time(self._verdict_at, overdue, now)
         if hangs.is_verdict_due(self._verdict_at, overdue, len(there), now):
@@ -284,28 +328,101 @@ class HangWatch:
         self._look_at = min([now + self._pause_s, *ends, *([self._verdict_at] if self._verdict_at is not None else [])])
         return None
 
-    def _judge(self, there: list[Watched], now: float) -> Hang | None:
-        """Ask all workers for their stacks, say who is to blame, and write it down; None: not yet, other nodes may know better.
+    def _look_at_all(self, planned_at: float, now: float, excused: Collection[int]) -> list[Watched]:
+        for one in self._watched:
+            if one.local_rank in excused:
+                one.excuse(now)
+            else:
+                one.look(self._board.read(one.local_rank, now), planned_at, now)
+        return [one for one in self._watched if one.is_there and one.local_rank not in excused]
 
-        Nobody is asked twice: to answer is a sign of life.
-        """
+    def _take_inquiry(self) -> Inquiry | None:
+        """The latest word of this generation."""
+        found = None
+        while self._heard:
+            generation, data = self._heard.popleft()
+            if generation == self._generation and self._declare is not None:
+                with suppress(ValueError):
+                    found = decode_inquiry(data)
+        return found
+
+    def _answer(self, there: list[Watched], now: float) -> None:
+        """Other nodes want to know where our workers stand; soon they will have found out who hangs."""
+        self._ask_for_stacks(there, now)
+        statement = self._statement(there, now)
+        self._tell(statement)
+        self._write_down((), (), ["a worker hangs, here or on another node, and all were asked where they stand"], self._stacks)
+        self._look_at = time.monotonic() + hangs.EXCHANGE_S
+
+    def _ask_for_stacks(self, there: list[Watched], now: float) -> None:
+        """Nobody is asked twice: to answer is a sign of life."""
         ranks = {one.local_rank: one.global_rank for one in there}
-        stacks = self._desk.ask({one.local_rank: one.pid for one in there}, ranks)
+        self._stacks = self._desk.ask({one.local_rank: one.pid for one in there}, ranks)
+        self._seen = {one.local_rank: _describe(one, now) for one in there}
+
+    def _statement(self, there: list[Watched], now: float) -> Statement:
+        workers = [_witness(one, self._stacks[one.local_rank], self._seen[one.local_rank], now) for one in there]
+        stacks = os.path.join(self._folder, SUMMARY_NAME) if self._folder else ""
+        return Statement("", stacks, *inquiries.grouped(workers))
+
+    def _tell(self, statement: Statement) -> bool:
+        """Whether the others hear it."""
+        return self._declare is not None and self._declare(self._generation, statement)
+
+    def _conclude(self, finding: Finding, now: float) -> Hang:
+        """What all nodes have found, as far as it is for us to act on, or only to tell."""
+        self._held = None
+        there = [one for one in self._watched if one.is_there and one.local_rank in self._seen]
+        mine = [one for one in there if finding.includes(one.global_rank)]
+        hung = tuple(self._seen[one.local_rank].replace(why=self._why(one, finding)) for one in mine)
+        own = {one.global_rank for one in mine}
+        lines = [*_lines_of(hung), *_lines_elsewhere(finding, own)]
+        if hung:
+            self._look_at = None
+            return self._write_down(hung, (), lines, self._stacks)
+        for one in self._watched:
+            one.excuse(now)
+        self._declare, self._verdict_at, self._look_at = None, None, now + self._pause_s
+        return Hang((), (), tuple(lines))
+
+    def _why(self, one: Watched, finding: Finding) -> str:
+        where = hangs.shown(frames_of(self._stacks[one.local_rank]))
+        place = f", in {where}" if where else ""
+        elsewhere = "" if finding.is_certain else f"; it {MAY_WAIT_ELSEWHERE}"
+        return f"{self._seen[one.local_rank].why}{place}; {finding.why}{elsewhere}"
+
+    def _give_up_waiting(self, now: float) -> Hang | None:
+        """For the word of others, if its time is over."""
+        if self._look_at is not None and now < self._look_at:
+            return None
+        held, self._look_at, self._held = self._held, None, None
+        return held
+
+    def _judge(self, there: list[Watched], now: float) -> Hang | None:
+        """Ask all workers for their stacks, say who is to blame, and write it down; None: not yet, others may know better."""
+        self._ask_for_stacks(there, now)
+        statement = self._statement(there, now)
+        is_heard = self._tell(statement)
         silent = [one for one in there if one.is_suspect(now)]
-        suspects = [one.suspect(standing(stacks[one.local_rank]), now) for one in silent]
+        suspects = [one.suspect(standing(self._stacks[one.local_rank]), now) for one in silent]
         is_elsewhere = hangs.may_be_elsewhere(suspects, len(there), self._has_other_nodes)
-        blamed = hangs.blame(suspects)
-        blamed_ranks = {one.local_rank for one in blamed}
-        hung = tuple(_describe(one, now) for one in silent if one.local_rank in blamed_ranks)
-        waiting = tuple(_describe(one, now) for one in silent if one.local_rank not in blamed_ranks)
-        lines = [f"rank {one.global_rank} (local rank {one.local_rank}, process {one.pid}) hangs: {one.why}" for one in hung]
+        alone = inquiries.accuse([statement])
+        blamed = {one.local_rank for one in hangs.blame(suspects)}
+        if alone.is_certain:
+            blamed = {one.local_rank for one in there if alone.includes(one.global_rank)}
+        hung = tuple(self._seen[one.local_rank] for one in there if one.local_rank in blamed)
+        waiting = tuple(self._seen[one.local_rank] for one in silent if one.local_rank not in blamed)
+        lines = _lines_of(hung)
         if waiting:
             lines.append(f"also silent, probably waiting for it: {rank_ranges(one.global_rank for one in waiting)}")
         if is_elsewhere:
             lines.append("nothing tells the workers here apart: all may wait for one of another node")
             hung = tuple(one.replace(why=f"{one.why}, as all workers here, which {MAY_WAIT_ELSEWHERE}") for one in hung)
-        lines += _phases_of([one for one in there if one not in silent])
-        hang = self._write_down(hung, waiting, lines, stacks)
+        lines += _phases_of([one for one in there if one not in silent and one.local_rank not in blamed])
+        hang = self._write_down(hung, waiting, lines, self._stacks)
+        if is_heard:
+            self._look_at, self._held = time.monotonic() + hangs.EXCHANGE_S, hang
+            return None
         if not is_elsewhere or self._verdict_at is None:
             self._look_at = None
             return hang
@@ -333,6 +450,18 @@ class HangWatch:
         signs = [hangs.progress_of(pulse, self._limits, now) for pulse in self._board.read_all(now)]
         return max([one for one in (*signs, self._last_progress_at) if one is not None], default=None)
 
+    def pulse(self, local_rank: int, now: float) -> Pulse | None:
+        """What a worker says of itself now; for any thread."""
+        try:
+            return self._board.read(local_rank, now)
+        except ValueError:  # closed meanwhile
+            return None
+
+    def stacks(self, pids: dict[int, int], global_ranks: dict[int, int]) -> list[str]:
+        """Where these workers are, each different stack once; for any thread. To answer is a sign of life. OSError: too late."""
+        lines = grouped_lines(list(self._desk.ask(pids, global_ranks).values()), ())
+        return lines if self._limits is not None else [NOT_PREPARED, *lines]
+
     def checkpoint_at(self) -> float | None:
         """Since when the work of all workers is safe, of those that ever told of a checkpoint in this group."""
         ends = [pulse.checkpoint_at for pulse in self._board.read_all(time.monotonic())]
@@ -345,7 +474,40 @@ class HangWatch:
 
 
 def _describe(one: Watched, now: float) -> Hung:
-    return Hung(one.local_rank, one.global_rank, one.pid, one.phase, now - one.sign_at, one.step, one.why(now))
+    at_work = "busy" if one.phase == SILENT else f"in phase {one.phase!r}, and within its time"
+    why = one.why(now) if one.is_suspect(now) else at_work
+    return Hung(one.local_rank, one.global_rank, one.pid, one.phase, now - one.sign_at, one.step, why)
+
+
+def _witness(one: Watched, stacks: WorkerStacks, seen: Hung, now: float) -> Witness:
+    speaker, frames = stacks.speaker, frames_of(stacks)
+    waits_in = speaker.waits_in if speaker is not None else ""
+    return Witness(
+        ranks=((one.global_rank, one.global_rank),),
+        place=hangs.place_of(frames),
+        where=hangs.shown(frames) or waits_in,
+        standing=hangs.standing_of(frames) or waits_in,
+        step=-1 if one.step is None else one.step,
+        phase=one.phase,
+        is_stopped=one.is_stopped,
+        is_silent=one.is_suspect(now),
+        is_overdue=one.is_overdue(now),
+        silent_s=round(seen.still_s, 3),
+    )
+
+
+def _lines_of(hung: Iterable[Hung]) -> list[str]:
+    return [f"rank {one.global_rank} (local rank {one.local_rank}, process {one.pid}) hangs: {one.why}" for one in hung]
+
+
+def _lines_elsewhere(finding: Finding, own: Collection[int]) -> list[str]:
+    """Of those that other nodes have, and where their stacks are."""
+    lines = []
+    for one in finding.accused:
+        if not any(first <= rank <= last for first, last in one.ranks for rank in own):
+            where = f"; its stacks are there in {one.stacks}" if one.stacks else ""
+            lines.append(f"{who_of(one.ranks)} (node {one.node}) hangs: {one.what}; {finding.why}{where}")
+    return [*lines, *([f"and {finding.unnamed} more"] if finding.unnamed else [])]
 
 
 def _phases_of(others: list[Watched]) -> list[str]:

@@ -16,6 +16,7 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector, CollectorRegistry
 
 from rallypoint import __version__
+from rallypoint.hangs.pace import Pace, slowness
 from rallypoint.health import rules as health
 from rallypoint.health.server import MOST_CHARACTERS, PrometheusMetricHandler
 from rallypoint.health.status import AgentStatus, StatusBoard
@@ -78,6 +79,7 @@ class AgentCollector(Collector):
             constant = (_label(status.run_id), _label(status.role), _label(status.hostname))
             yield from _of_status(status, constant)
             yield from _of_time(status, constant, now)
+            yield from _of_pace(self._board.read_paces(), constant)
             yield from _of_health(status, constant, self._board.read_progress(), self._limits, now)
         yield from _of_process(constant)
         if self._handler is not None:
@@ -122,6 +124,19 @@ def _of_health(
     age_s = None if progress_at is None else now - progress_at
     explanation = "Time since the workers' last sign of progress, if they ever gave one."
     yield _one(GaugeMetricFamily, "last_progress_age_seconds", explanation, constant, age_s)
+
+
+def _of_pace(paces: list[Pace], constant: Constant) -> Iterator[Metric]:
+    labels, factors = (*LABELS, "rank"), slowness(paces)
+    explanation = "Time that a worker of this agent takes for a step, over its last ones."
+    steps = GaugeMetricFamily("rallypoint_worker_step_seconds", explanation, labels=labels)
+    explanation = "The same by the median of this agent's workers."
+    slow = GaugeMetricFamily("rallypoint_worker_slowness", explanation, labels=labels)
+    for one in paces:
+        steps.add_metric((*constant, str(one.rank)), one.step_s)
+        if one.rank in factors:
+            slow.add_metric((*constant, str(one.rank)), factors[one.rank])
+    yield from (one for one in (steps, slow) if one.samples)
 
 
 def _of_process(constant: Constant) -> Iterator[Metric]:

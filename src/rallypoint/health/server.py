@@ -12,7 +12,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from rallypoint.base import defaults, environment
 from rallypoint.base.json_text import to_json
@@ -23,7 +23,8 @@ from rallypoint.health.status import AgentStatus, StatusBoard
 from rallypoint.metrics import MetricData, MetricHandler, _pass_to
 from rallypoint.net.endpoint import hold_port
 from rallypoint.net.http import Request, Response, is_named_so
-from rallypoint.net.http_server import HttpServer
+from rallypoint.net.http_server import Answer, HttpServer
+from rallypoint.net.http_stream import Stream
 from rallypoint.net.service_thread import importing
 from rallypoint.story.phases import totals
 
@@ -65,6 +66,7 @@ class HealthCheckServer:
     The `alive_callback` gives the time of the last progress in whole seconds of ``time.time()``; an older one than `timeout`
     seconds is not healthy. With a `board`, which knows what the agent is doing, that decides instead, and `stopping_s` is
     how long it takes at most to stop workers. `listeners` are used if they were opened before; else `start` listens at `address`.
+    `pages` are more paths, each with who answers there.
     """
 
     def __init__(
@@ -78,6 +80,7 @@ class HealthCheckServer:
         listeners: Sequence[socket.socket] = (),
         stopping_s: float = health.STOPPING_S,
         metric_handler: PrometheusMetricHandler | None = None,
+        pages: Mapping[str, Answer] | None = None,
     ) -> None:
         self._alive_callback = alive_callback
         self._port = port
@@ -87,6 +90,7 @@ class HealthCheckServer:
         self._listeners = list(listeners)
         self._limits = health.Limits(timeout, stopping_s=stopping_s)
         self._metric_handler = metric_handler
+        self._pages = pages or {}
         self._exposition: Exposition | None = None
         self._server: HttpServer | None = None
 
@@ -118,9 +122,11 @@ class HealthCheckServer:
 
     # --- answers, on the server's thread -----------------------------------------------------------------------------------
 
-    def _answer(self, request: Request) -> Response:
+    def _answer(self, request: Request) -> Response | Stream:
         if not is_named_so(request.headers.get("host"), self._names):
             return Response(403, STRANGE_NAME, headers=FRESH)
+        if (page := self._pages.get(request.path)) is not None:
+            return page(request)
         if request.method == "POST":
             return Response(405, "there is nothing to post here\n", headers=(("Allow", "GET, HEAD"),))
         match request.path:

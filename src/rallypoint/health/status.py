@@ -8,6 +8,10 @@ from collections.abc import Callable
 from rallypoint.base.records import Value
 from rallypoint.story.phases import Ledger
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from rallypoint.hangs.pace import Pace
+
 __all__ = ["AgentStatus", "StatusBoard"]
 
 
@@ -39,6 +43,7 @@ class StatusBoard:
     def __init__(self, status: AgentStatus) -> None:
         self.status = status
         self.read_progress: Callable[[], float | None] = lambda: None
+        self.read_paces: Callable[[], list[Pace]] = list  # how long the workers here take for a step, if they tell of any
         self._lock = _thread.allocate_lock()
 
     def change(self, **changes: object) -> None:

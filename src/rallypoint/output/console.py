@@ -425,14 +425,20 @@ def console_writer(stream: Std) -> Console:
 
     def write(block: bytes) -> None:
         text.flush()
-        write_all(fd, block)
+        with report.stepping_aside(fd):
+            write_all(fd, block)
 
     return write
 
 
 def inherited_writer(fd: int) -> Console:
     """What shows bytes where a worker that inherits this descriptor would have written them."""
-    return lambda block: write_all(fd, block)
+
+    def write(block: bytes) -> None:
+        with report.stepping_aside(fd):
+            write_all(fd, block)
+
+    return write
 
 
 def _write_text(text: TextIO | None, block: bytes) -> None:

@@ -190,6 +190,8 @@ class DefaultLogsSpecs(LogsSpecs):
         self.run_folder: LogFolder | None = None  # None before the first ``reify``
         self.attempt_dir = ""  # the folder of the last group of workers; empty where there is none
         self._last_attempt = -1
+        self._global_ranks: dict[int, str] = {}  # by local rank, as far as the last group knew them
+        self._linked_run = ""
         self._has_worked = False
         self._is_troubled = False
 
@@ -213,14 +215,30 @@ class DefaultLogsSpecs(LogsSpecs):
         """Make one new attempt folder with one for each worker, name all files in it, and tell workers of their error file."""
         env = next(iter(envs.values()), {})
         run_id, restart_count = env.get(defaults.ENV_RUN_ID, defaults.RUN_ID_CLI), int(env.get(defaults.ENV_RESTART_COUNT, "0"))
+        ranks = {local_rank: one.get(defaults.ENV_RANK, "") for local_rank, one in envs.items()}
+        self._global_ranks = {local_rank: rank for local_rank, rank in ranks.items() if rank.isdecimal()}
         attempt_dir = self.attempt_dir = self._try_to_make_folders(run_id, restart_count, sorted(envs))
         dest = self._destinations(sorted(envs), attempt_dir)
         for rank in envs if attempt_dir else ():
             envs[rank][defaults.ENV_ERROR_FILE] = dest.error_files[rank]
         return dest
 
+    def link(self) -> None:
+        """Have links made to the run and its newest attempt, for people to find them; nobody waits for that."""
+        if self.run_folder is None or (self.is_temporary and not (self.keeps_output and self.attempt_dir)):
+            return
+        from rallypoint.output.log_links import Linked, link_maker
+
+        is_new_run = not self.is_temporary and self._linked_run != self.run_folder.path
+        self._linked_run = self.run_folder.path
+        link_maker.put(Linked(self.run_folder, is_new_run, os.path.basename(self.attempt_dir), self._global_ranks))
+
     def discard_if_empty(self) -> bool:
         """Remove the temporary folder when no worker has left anything in it; says whether it is gone."""
+        if self._linked_run:
+            from rallypoint.output.log_links import link_maker
+
+            link_maker.flush(FOLDERS_TIMEOUT_S)
         try:
             if not (self.is_temporary and self.run_folder and _remove_if_empty(self.root_log_dir)):
                 return False
@@ -386,14 +404,15 @@ def _foreign_owner(status: os.stat_result) -> str:
 
 
 def _remove_if_empty(root: str) -> bool:
-    """Remove a tree of nothing but folders, the run's events, and empty files, as a stream that stayed silent leaves one.
+    """Remove a tree of nothing but folders, links to them, the run's events, and empty files, as a silent stream leaves one.
 
     It is looked through before anything is removed, and that with calls that refuse a folder which is not empty.
     """
     files: list[str] = []
     levels: dict[int, list[str]] = {}
-    for folder, _, names in os.walk(root, topdown=False):
+    for folder, folders, names in os.walk(root, topdown=False):
         levels.setdefault(folder.count(os.sep), []).append(folder)
+        files += [path for path in (os.path.join(folder, name) for name in folders) if os.path.islink(path)]
         for name in names:
             path = os.path.join(folder, name)
             status = os.lstat(path)

@@ -34,6 +34,7 @@ class EventFile:
         self._folder: LogFolder | None = None
         self._pending: list[Event] = []
         self._has_warned = False
+        self._noted = ""  # the folder that `run_index` has on record
         self._lock = _thread.allocate_lock()  # timers expire on a thread of their own
         self._outbox = Outbox(self._write, self._losses)
 
@@ -63,6 +64,8 @@ class EventFile:
         """The file is gone; what comes now is kept."""
         with self._lock:
             self.path, self._folder = "", None
+        if self._noted:
+            _notes.put((self._noted, False))
 
     def _send(self) -> None:
         events, self._pending = self._pending, []
@@ -78,8 +81,15 @@ class EventFile:
                 os.write(fd, text.encode())
             finally:
                 os.close(fd)
+            self._note(os.path.dirname(path))
         except OSError as error:
             self._warn_once(path, f"cannot be written: {error.strerror}")
+
+    def _note(self, folder: str) -> None:
+        """There is something to be told of the run from now on."""
+        if folder != self._noted:
+            self._noted = folder
+            _notes.put((folder, True))
 
     def _warn_once(self, path: str, why: str) -> None:
         if not self._has_warned:
@@ -92,6 +102,18 @@ class EventFile:
         return self.path, [Event("rallypoint.events.lost", EventSource.AGENT, now_ms, {"at_least": count})]
 
 
+def _write_note(note: tuple[str, bool]) -> None:
+    """On a disk that need not be that of the events, and may hang alone; who asks for a run without its path then finds none."""
+    from rallypoint.story import run_index
+
+    folder, is_there = note
+    try:
+        (run_index.note if is_there else run_index.forget)(folder)
+    except OSError as error:
+        report.debug(f"the run is not on record for rallypoint explain without a path: {error}")
+
+
+_notes = Outbox(_write_note)
 current: EventFile | None = None  # that of the run which this process is in
 
 

@@ -20,6 +20,7 @@ from rallypoint.base.json_text import clip
 from rallypoint.base.records import Value
 from rallypoint.base.text import many
 from rallypoint.errors import UsageError
+from rallypoint.output.progress import Meter
 from rallypoint.story.event_records import KNOWN, SCHEMA, STARTED, Told, count, read_told, words
 from rallypoint.story.story import EventLog
 
@@ -50,17 +51,24 @@ class _Found(Value):
     is_named: bool
     run_id: str
     began_ms: float
+    size: int = 0
 
 
-def select(paths: Sequence[str], show_all: bool = False) -> Selection:
-    """The logs of the run that the paths name; UsageError if there is none, or more than one was asked for."""
+def select(paths: Sequence[str], show_all: bool = False, meter: Meter | None = None) -> Selection:
+    """The logs of the run that the paths name; UsageError if there is none, or more than one was asked for.
+
+    The meter gets all bytes that are to be read, and those that have been.
+    """
+    meter = meter or Meter("")
     found = _find(paths)
     meant = [one for one in found if one.is_named] or [max(found, key=lambda one: one.began_ms)]
     run_ids = sorted({one.run_id for one in meant if one.run_id})
     if len(run_ids) > 1:
         raise UsageError(f"these are different runs: {', '.join(run_ids)}; name the folders of one")
-    seeds = [read_log(one.path, show_all) for one in meant]
-    others = [read_log(one.path, show_all) for one in found if one not in meant and one.run_id in run_ids]
+    around = [one for one in found if one not in meant and one.run_id in run_ids]
+    meter.whole += sum(one.size for one in [*meant, *around])
+    seeds = [read_log(one.path, show_all, meter) for one in meant]
+    others = [read_log(one.path, show_all, meter) for one in around]
     logs = sorted([*seeds, *_beside(seeds, others)], key=lambda log: log.path)
     _require_events(logs)
     told = {log.path for log in logs}
@@ -118,7 +126,7 @@ def _files_at(path: str) -> list[tuple[str, bool]]:
     if os.path.exists(file := os.path.join(path, FILE_NAME)):
         return [(file, True)]
     try:
-        inside = [os.path.join(path, name, FILE_NAME) for name in sorted(os.listdir(path))]
+        inside = [os.path.join(path, name, FILE_NAME) for name in sorted(os.listdir(path)) if name != defaults.LATEST]
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from error
     files = [(file, False) for file in inside if os.path.isfile(file)]
@@ -130,21 +138,24 @@ def _files_at(path: str) -> list[tuple[str, bool]]:
 def _look(path: str, is_named: bool) -> _Found:
     """What the first event says; a file whose beginning is missing has no run id."""
     with _open(path) as file:
+        size = os.fstat(file.fileno()).st_size
         for line in _lines(file):
             told = _parse(line)
             if told is not None:
                 run_id = words(told, "run_id", 200) if told.name == STARTED else ""
-                return _Found(path, is_named, run_id, told.timestamp_ms)
+                return _Found(path, is_named, run_id, told.timestamp_ms, size)
     return _Found(path, is_named, "", 0.0)
 
 
-def read_log(path: str, show_all: bool = False) -> EventLog:
+def read_log(path: str, show_all: bool = False, meter: Meter | None = None) -> EventLog:
     """What one file tells; events of other kinds are counted only, unless all are wanted."""
+    meter = meter or Meter("")
     events: list[Told] = []
     unreadable = unknown = 0
     is_cut = False
     with _open(path) as file:
         for line in _lines(file):
+            meter.advance(len(line))
             told = _parse(line)
             if told is None:
                 is_cut = not line.endswith(b"\n")

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from typing import Any
 
 __all__ = [
-    "ENDED", "EXPIRED", "FAILED", "GENERATION", "HUNG", "KNOWN", "PHASE", "RESTART", "SCHEMA", "STARTED", "Told", "as_seconds",
-    "count", "integers", "read_told", "seconds", "truth", "words",
+    "ENDED", "EXPIRED", "FAILED", "GENERATION", "HUNG", "KNOWN", "PHASE", "RESTART", "SCHEMA", "SLOW", "STARTED", "Told",
+    "as_seconds", "count", "integers", "read_told", "seconds", "truth", "words",
 ]  # fmt: skip
 
 SCHEMA = defaults.EVENT_SCHEMA
@@ -28,10 +28,11 @@ PHASE = "rallypoint.phase"
 GENERATION = "rallypoint.generation"
 FAILED = "rallypoint.worker.failed"
 HUNG = "rallypoint.worker.hung"
+SLOW = "rallypoint.worker.slow"
 EXPIRED = "rallypoint.timer.expired"
 RESTART = "rallypoint.restart"
 ENDED = "rallypoint.run.ended"
-KNOWN = frozenset({STARTED, PHASE, GENERATION, FAILED, HUNG, EXPIRED, RESTART, ENDED})
+KNOWN = frozenset({STARTED, PHASE, GENERATION, FAILED, HUNG, SLOW, EXPIRED, RESTART, ENDED})
 
 _LATEST_MS = 253_402_300_799_000  # the end of the year 9999, the last that calendars of programs know
 _SECONDS_MAX = 1e9  # no run takes 30 years

@@ -51,6 +51,7 @@ class Kind:
     """What an entry can tell of."""
 
     STARTED, GENERATION, FAILED, HUNG, EXPIRED = "started", "generation", "failed", "hung", "expired"
+    SLOW = "slow"
     STOPPED, FINISHED, ENDED, SILENT, OTHER = "stopped", "finished", "ended", "silent", "other"
 
 
@@ -252,6 +253,8 @@ class _Reader(Record):
             case told_of.HUNG:
                 where: dict[str, Any] = {"phase": words(told, "phase", 200), "step": count(told, "step")}
                 self._add_worker(told, at_ms, Kind.HUNG, **where, still_s=seconds(told, "still_s"), stacks=words(told, "stacks"))
+            case told_of.SLOW:
+                self._add_worker(told, at_ms, Kind.SLOW)
             case told_of.EXPIRED:
                 self._add_worker(told, at_ms, Kind.EXPIRED, scope=words(told, "scope", 200))
             case told_of.ENDED:
@@ -629,6 +632,8 @@ def sentence(entry: Entry) -> str:
             return _failed(facts)
         case Kind.HUNG:
             return _hung(facts)
+        case Kind.SLOW:
+            return f"{_who(facts)} is slow{_more(facts, 'message')}"
         case Kind.EXPIRED:
             scope = f" {facts['scope']!r}" if "scope" in facts else ""
             return f"a timer{scope} of pid {facts.get('pid', '?')} expired{_more(facts, 'message')}"

@@ -9,7 +9,6 @@ that could come from a worker are made of them, and the rest is passed over.
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import select
@@ -20,6 +19,7 @@ import time
 from collections.abc import Callable
 
 from rallypoint.base import outbox, report
+from rallypoint.base.json_text import from_json
 from rallypoint.errors import UsageError
 from rallypoint.net.wake_fd import WakeFd
 from rallypoint.timers.file_timer import LINE_MAX, FileTimerRequest, describe_expiry
@@ -127,11 +127,11 @@ def parse_request(line: bytes) -> FileTimerRequest | None:
     """The request that a line holds, or None. The start of one that was never completed may stand before it."""
     start = line.rfind(b'{"version"')  # within a text of JSON the quotes would have backslashes before them
     try:
-        match json.loads(line[max(0, start) :]):
+        match from_json(line[max(0, start) :]):
             case {"pid": int(pid), "scope_id": str(scope), "expiration_time": int() | float() as time, "signal": int(number)}:
                 request = FileTimerRequest(pid, scope, time, number)
                 return request if _is_possible(request) else None
-    except (ValueError, RecursionError):
+    except ValueError:
         pass
     return None
 
