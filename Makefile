@@ -17,31 +17,31 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet install
 # Without .pyc files every start would compile the package anew: in the tests, in the demo and in the figures.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-all lint bench docs simulate soak clean
+.PHONY: help demo test test-all lint bench docs dist simulate soak clean
 .DEFAULT_GOAL := help
 # The targets share one environment.
 .NOTPARALLEL:
 
 help:
-	@echo "make demo      four workers, one of which is killed: watch the group recover"
+	@echo "make demo      a killed worker, a hung one, a lost node: watch a job recover from each"
 	@echo "make test      every test that needs neither root nor torch"
 	@echo "make test-all  lint, docs and every test, those with torch too"
 	@echo "make lint      ruff and mypy --strict"
 	@echo "make docs      the documentation, into site/"
+	@echo "make dist      the wheel and the source archive, into dist/; the same bytes wherever and whenever they are built"
 	@echo "make bench     the figures, side by side with 0.1.0, and with torchrun where torch can be installed"
 	@echo "make simulate  a whole cluster on virtual time, for each seed of SEEDS=0:100000, and what 10,000 nodes cost the store"
 	@echo "make soak      a thousand random faults on five machines, a thousand cycles of start and kill, a million malformed requests"
 	@echo "make clean     remove everything that these targets made"
 
 demo: $(VENV)/.base
-	@rm -rf build/demo
-	$(BIN)/rallyrun --standalone --nproc-per-node 4 --max-restarts 3 examples/recover.py build/demo
+	$(BIN)/rallypoint demo
 
 test: $(VENV)/.test
 	$(BIN)/pytest $(PARALLEL) -m "not torch and not root and not soak"
 
 # While torch is installed, all tests are collected once: then none of the processes that run them has to compile them.
-test-all: $(VENV)/.all lint docs build/etcd/.debian build/prometheus/.debian
+test-all: $(VENV)/.all lint docs build/etcd/.debian build/prometheus/.debian build/browser/.ready build/schedulers/.ready
 	@$(BIN)/pytest --collect-only -qq > /dev/null & $(MAKE) --no-print-directory $(VENV)/.torch && wait
 	$(BIN)/pytest $(PARALLEL) -m "not soak"
 
@@ -59,6 +59,12 @@ lint: $(VENV)/.lint
 
 docs: $(VENV)/.docs
 	$(BIN)/mkdocs build --strict --quiet
+
+dist: $(VENV)/.base
+	@rm -rf dist
+	$(PIP) build
+	$(BIN)/python -m build --quiet --outdir dist .
+	@cd dist && sha256sum *
 
 bench: $(VENV)/.base
 	@$(MAKE) --no-print-directory $(VENV)/.torch || echo "bench: no torch here, so there is no torchrun to compare with"
@@ -91,6 +97,22 @@ build/etcd/.debian build/prometheus/.debian:
 	@mkdir -p $(@D)
 	@cd $(@D) && apt-get -qq download $(PACKAGE) && dpkg -x $(PACKAGE)_*.deb debian \
 		|| echo "Debian's $(PACKAGE) could not be had; the tests that want it are skipped" >&2
+	@touch $@
+
+# A browser has too many libraries to be unpacked beside the system; without it the tests of the web page in one are skipped.
+build/browser/.ready: $(VENV)/.all
+	@mkdir -p $(@D)
+	@{ command -v chromium > /dev/null || apt-get -qq install -y --no-install-recommends chromium > /dev/null; } \
+		&& $(PIP) playwright && cd $(@D) && tar xzf "$$(npm pack --silent axe-core)" --strip-components=1 package/axe.min.js \
+		|| echo "chromium, playwright or axe-core could not be had; the tests that want them are skipped" >&2
+	@touch $@
+
+# Slurm and Open MPI load parts of themselves from where they were installed.
+build/schedulers/.ready:
+	@mkdir -p $(@D)
+	@command -v slurmctld > /dev/null && command -v mpirun > /dev/null \
+		|| apt-get -qq install -y --no-install-recommends slurmctld slurmd slurm-client munge openmpi-bin > /dev/null \
+		|| echo "Slurm or Open MPI could not be had; the tests that want it are skipped" >&2
 	@touch $@
 
 # Of torch's thousands of files only those that are used are compiled: by its first start, which is this one.

@@ -45,10 +45,13 @@ LONGEST_NAME = 300
 ALONE_OF_THEIR_KIND = Path(__file__).parent / "network"  # they look at all namespaces and interfaces of the machine
 SHARED_BY_FOLDERS = ("shared_cluster", "modules")  # those of the fixtures with the scope of a session that take seconds to make
 LONG_ONES = {"training", "e2e"}  # these folders' tests begin first, so that none of them is the only one at work in the end
-FOREIGN_PREFIXES = ("PET_", "TORCHELASTIC_", "TORCH_ELASTIC_", "TORCH_NCCL_", "GROUP_", "ROLE_", "RALLYPOINT_")
+FOREIGN_PREFIXES = (
+    "PET_", "TORCHELASTIC_", "TORCH_ELASTIC_", "TORCH_NCCL_", "GROUP_", "ROLE_", "RALLYPOINT_", "SLURM_", "OMPI_",
+    "PMI_", "PMIX_", "PBS_", "LSB_", "JSM_", "FLUX_",
+)  # fmt: skip
 FOREIGN_NAMES = (
     "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS", "LOGLEVEL",
-    "PYTHON_EXEC", "CUDA_VISIBLE_DEVICES", "PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE",
+    "PYTHON_EXEC", "CUDA_VISIBLE_DEVICES", "JOB_COMPLETION_INDEX", "PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE",
 )  # fmt: skip
 
 Argument = str | os.PathLike[str]
@@ -301,12 +304,22 @@ def clear_after_kill(private_tmpdir: Path) -> Iterator[Callable[[], None]]:
         shutil.rmtree(folder)
 
 
+@pytest.fixture(scope="session")
+def runtime_folder() -> Iterator[str]:
+    """Where the agents that tests start can be asked; a path of a socket has to be short."""
+    folder = tempfile.mkdtemp(prefix="rally-", dir="/tmp")
+    yield folder
+    shutil.rmtree(folder)
+
+
 @pytest.fixture(autouse=True)
-def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No setting of the machine, nor of a launcher that runs these tests, reaches the code under test."""
+def clean_environment(monkeypatch: pytest.MonkeyPatch, runtime_folder: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """No setting of the machine, nor of a launcher that runs these tests, reaches the code under test; nor does it the home."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path_factory.getbasetemp() / "state"))
     for name in list(os.environ):
         if name in FOREIGN_NAMES or name.startswith(FOREIGN_PREFIXES):
             monkeypatch.delenv(name)
+    monkeypatch.setenv("RALLYPOINT_RUNTIME_DIR", runtime_folder)
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,7 @@ import socket
 from pathlib import Path
 
 BLOCK = 150
-BLOCKS = range(20_000, 29_000, BLOCK)  # below the ports that we have as defaults, and those that the kernel gives away
+BLOCKS = range(10_000, 19_000, BLOCK)  # below all ports that we choose by ourselves, and those that the kernel gives away
 LISTENS = "0A"
 
 

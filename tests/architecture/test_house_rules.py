@@ -18,6 +18,7 @@ AROUND_ENVIRONMENT = {
     "rallypoint.processes.function_worker",  # a fork that becomes a worker: it puts the worker's in place of its own
     "rallypoint.processes.keeper",  # the same
     "rallypoint.processes.warden_start",  # loads nothing of ours: it runs before all else
+    "rallypoint.worker_site.import_times",  # the same, in a worker's interpreter: it compares what the program finds
     "rallypoint.worker_site.sitecustomize",  # the same, in every interpreter that a worker starts
 }
 CAPABILITIES = {"CoordinatedHandler", "WakingHandler", "WardedContext", "PContext", "DefaultLogsSpecs"}

@@ -16,14 +16,19 @@ LAYERS = (
     ("__main__",),
     ("compat", "parser_actions", "torch_run"),  # compat comes to all others by name, when they are asked for
     ("cli",),
+    ("demo", "tui"),
     ("agent",),
-    ("health",),
+    ("web",),
+    ("inspect", "inspection"),
+    ("health", "notices"),
     ("timers",),
     ("rendezvous",),
+    ("schedulers",),
     ("control_plane", "hangs", "worker"),
+    ("preflight",),
     ("processes",),
     ("failures",),
-    ("events", "story"),
+    ("events", "story", "telemetry"),
     ("output",),
     ("affinity",),
     ("hardware",),
@@ -40,25 +45,36 @@ HEIGHT = {name: len(LAYERS) - index for index, names in enumerate(LAYERS) for na
 
 PURE = {
     "__future__", "_json", "abc", "bisect", "collections", "contextlib", "dataclasses", "enum", "functools", "itertools", "json",
-    "math", "operator", "re", "signal", "string", "struct", "types", "typing", "zlib",
+    "math", "operator", "re", "shlex", "signal", "string", "struct", "types", "typing", "zlib",
 }  # fmt: skip
 # What decides, as functions of (state, observation, now): no I/O, no clock, no thread. The simulator drives most of it.
 PURE_MODULES = {
     "base": ["json_text", "text"],
     "checkpoint": ["layout", "moves"],
     "coordination": ["cell.document", "fence", "keyspace", "model"],
-    "hangs": ["pulse_page", "rules"],
+    "failures": ["hints"],
+    "hangs": ["pace", "pulse_page", "rules"],
     "hardware": ["binding"],
     "health": ["rules"],
+    "inspection": ["log_lines", "log_rules", "log_times", "view"],
     "net": ["http"],
+    "notices": ["document", "rules"],
+    "output": ["waits"],
     "protocol": [
-        "agent_machine", "generation", "job_records", "leader", "participant", "restarts", "session", "shutdown", "verdict",
-        "worker_plan",
+        "agent_machine", "draining", "generation", "inquiry", "job_records", "leader", "participant", "restarts", "resumption",
+        "session",
+        "shutdown",
+        "verdict", "worker_plan",
     ],
-    "processes": ["warm_rules"],
+    "preflight": ["reach", "rules"],
+    "processes": ["import_record", "standby_rules", "warm_rules"],
     "store": ["values"],
+    "schedulers": ["batch", "choose", "found", "kubernetes", "manifests", "mpi", "slurm"],
     "story": ["event_records", "phases", "regroups", "story"],
+    "telemetry": ["spans"],
     "timers": ["timer_table"],
+    "tui": ["lines", "model"],
+    "web": ["document", "rules"],
 }  # fmt: skip
 PURE_NAMES = {f"rallypoint.{folder}.{name}" for folder, names in PURE_MODULES.items() for name in names}
 PURE_OF_OURS = (*sorted(PURE_NAMES), "rallypoint.base.records", "rallypoint.base.defaults", "rallypoint.errors")
@@ -69,6 +85,7 @@ TOO_HEAVY = (
     "argparse", "asyncio", "dataclasses", "datetime", "importlib.metadata", "inspect", "json", "logging", "multiprocessing",
     "pickle", "random", "shutil", "subprocess", "tempfile", "torch", "traceback", "typing", "uuid",
 )  # fmt: skip
+UNASKED = ("rallypoint.notices", "rallypoint.telemetry", "opentelemetry", "urllib", "http")  # of what nobody has asked for
 HOT = ("rallypoint.__main__", "rallypoint.cli.main", "rallypoint.agent.launch", "rallypoint.agent.local_agent")
 
 
@@ -161,6 +178,17 @@ def test_torch_is_never_imported(modules: dict[str, Any]) -> None:
     assert guilty == []
 
 
+def test_textual_is_imported_by_the_live_screen_alone(modules: dict[str, Any]) -> None:
+    """It is an extra, and takes long to import; the one command that needs it says so where it is not there."""
+    importers = {
+        module.name
+        for module in modules.values()
+        for name, _ in module.imports()
+        if name.split(".")[0] in ("rich", "textual") or name.startswith("rallypoint.tui.app")
+    }
+    assert importers == {"rallypoint.tui.app", "rallypoint.cli.top"}
+
+
 def test_the_launcher_alone_imports_nothing_heavy() -> None:
     """P38: what is loaded with the launcher leaves out all that costs milliseconds."""
     program = f"import sys, {', '.join(HOT)}; print('\\n'.join(sys.modules))"
@@ -180,3 +208,4 @@ def test_a_real_start_imports_nothing_heavy(start_rallyrun: Any) -> None:
     imported = {line.rpartition("|")[2].strip() for line in lines if line.startswith("import time:")}
     assert "rallypoint.agent.local_agent" in imported
     assert [name for name in TOO_HEAVY if name in imported] == []
+    assert [name for name in imported if name.startswith(UNASKED)] == []

@@ -16,8 +16,10 @@ from rallypoint.agent.config import LaunchConfig
 from rallypoint.base import report
 from rallypoint.cli import arguments, entry_point
 from rallypoint.cli import main as cli
+from rallypoint.cli.command_line import OPTIONS
 from rallypoint.errors import UsageError
 from rallypoint.output.log_specs import DefaultLogsSpecs, Std
+from rallypoint.rendezvous.settings import SETTINGS
 
 
 @pytest.fixture
@@ -146,6 +148,11 @@ def test_a_flag_and_its_setting_are_one(flag: str, text: str, conf: str, other: 
     assert configure(*ELASTIC, flag, text, "--rdzv-conf", f"{key}={conf}", train).rdzv_configs[key] == alone
     told = refusal(*ELASTIC, flag, text, "--rdzv-conf", f"{key}={other}", train)
     assert f"{key} is {other} in --rdzv-conf and {text} in {flag}" in told
+
+
+def test_the_flags_that_stand_for_settings_are_those_that_the_settings_name() -> None:
+    flags = {option.name for option in OPTIONS if option.setting}
+    assert flags | {"--node-rank"} == {setting.flag for setting in SETTINGS if setting.flag}
 
 
 def test_restarts_of_one_node_are_set_by_flag_setting_environment_and_file(

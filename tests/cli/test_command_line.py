@@ -25,10 +25,14 @@ EXAMPLES: dict[str, tuple[str, object]] = {
 OWN_DEFAULTS = {
     "pass_exit_code": False, "log_max_size": None, "exit_barrier_timeout": 300.0, "omp_num_threads": None, "help": False,
     "version": False, "node_unit": None, "secret_file": None, "no_retry_exit_codes": None, "restart_backoff": None,
-    "restart_window": None, "worker_store": None, "worker_store_port": None, "worker_store_memory": None,
-    "preload": "", "standby": False, "checkpoint_memory": None,
+    "restart_window": None, "retry_hopeless": False, "max_no_progress": None,
+    "worker_store": None, "worker_store_port": None, "worker_store_memory": None,
+    "preload": "", "standby": False, "no_proctitle": False, "checkpoint_memory": None,
     "checkpoint_dir": None, "checkpoint_copies": 0, "checkpoint_bandwidth": None,
-    "hang_timeout": None, "health_port": None, "health_addr": "127.0.0.1", "dry_run": False,
+    "signals_to_forward": "", "drain_grace": None, "drain_signals": "", "drain_file": None, "drain_forward": "",
+    "hang_timeout": None, "notify": [], "preflight": [], "health_port": None, "health_addr": "127.0.0.1", "web": False,
+    "dry_run": False,
+    "scheduler": "auto",
 }  # fmt: skip
 
 
@@ -49,7 +53,7 @@ def refusal(*argv: str, **environ: str) -> str:
 def test_defaults_are_torchruns_and_ours():
     args = vars(parse("train.py"))
     script = {"training_script": "train.py", "training_script_args": []}
-    script |= {"from_flags": frozenset(), "from_environment": frozenset()}
+    script |= {"from_flags": frozenset(), "from_environment": frozenset(), "from_scheduler": {}}
     assert args == {**TORCHRUN_DEFAULTS, **OWN_DEFAULTS, **script}
 
 

@@ -88,7 +88,9 @@ def test_bash_completes(tmp_path: Path, words: list[str], offered: list[str]):
 @pytest.mark.parametrize(
     ("words", "offered"),
     [
-        ([""], ["run", "explain", "stacks", "--help", "--version"]),
+        ([""], [*usage.COMMANDS, "--help", "--version"]),
+        (["sta"], ["status", "stacks"]),
+        (["status", "--j"], ["--json"]),
         (["ex"], ["explain"]),
         (["run", "--standal"], ["--standalone"]),
         (["run", "--tee", "3", "--rdzv-backend", "et"], ["etcd", "etcd-v2"]),
@@ -96,6 +98,9 @@ def test_bash_completes(tmp_path: Path, words: list[str], offered: list[str]):
         (["explain", "--j"], ["--json"]),
         (["explain", ""], ["FILES"]),
         (["stacks", "--h"], ["--help"]),
+        (["top", "--h"], ["--help"]),
+        (["logs", "--s"], ["--since", "--stderr", "--stdout"]),
+        (["logs", ""], ["FILES"]),
     ],
 )
 def test_f17_bash_completes_the_commands_of_rallypoint(tmp_path: Path, words: list[str], offered: list[str]):
@@ -117,10 +122,11 @@ def test_bash_knows_the_commands():
         ("rallyrun --tee=3 --standal", ["--standalone"]),
         ("rallyrun train.py --standal", []),
         ("rallyrun -- train.py --standal", []),
-        ("rallypoint ", ["explain", "run", "stacks"]),
+        ("rallypoint ", sorted(usage.COMMANDS)),
         ("rallypoint run --standal", ["--standalone"]),
         ("rallypoint run train.py --standal", []),
         ("rallypoint explain --j", ["--json"]),
+        ("rallypoint logs --col", ["--collapse"]),
     ],
 )
 def test_f17_fish_completes(tmp_path: Path, line: str, offered: list[str]):

@@ -16,6 +16,7 @@ import rallypoint.agent
 from rallypoint import errors
 from rallypoint.base import outbox, report
 from rallypoint.cli import main as cli
+from rallypoint.cli import usage
 from rallypoint.failures.process_failure import ChildFailedError, ProcessFailure
 
 
@@ -230,7 +231,7 @@ def test_the_command_rallypoint(launch: Launch, train: str, capfd: pytest.Captur
 
 
 @pytest.mark.parametrize(
-    ("command", "advice"), [("ru", "did you mean rallypoint run?"), ("launch", "the commands are: run, explain, stacks")]
+    ("command", "advice"), [("ru", "did you mean rallypoint run?"), ("launch", f"the commands are: {', '.join(usage.COMMANDS)}")]
 )
 def test_an_unknown_command(command: str, advice: str, capfd: pytest.CaptureFixture[str]):
     assert cli.rallypoint_main([command]) == 2

@@ -13,7 +13,7 @@ import pytest
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-def test_demo_loses_a_worker_and_recovers(rallyrun: Any, tmp_path: Path) -> None:
+def test_a_job_loses_a_worker_and_recovers(rallyrun: Any, tmp_path: Path) -> None:
     answer = rallyrun(
         ["--standalone", "--nproc-per-node", "4", "--max-restarts", "3", EXAMPLES / "recover.py", tmp_path / "demo"]
     )

@@ -57,6 +57,7 @@ def shown(printed: str, folder: Path) -> str:
         (r"\b(pid:? |PID |process )\d+", r"\g<1>4711"),
         (r"\d{4}-\d\d-\d\dT[0-9:.]+[+-]\d{4}", "2027-01-15T08:00:00.000+0000"),
         (r"\d+\.\d+ s\b", "1.0 s"),
+        (r"\d\.\d times", "2.0 times"),
         (r"/logs/[0-9a-z]+_[0-9a-f]{8}", "/logs/none_a1b2c3d4"),
         (r":\d{5}\b", ":29400"),
         ("not heard of in time", "its agent was killed"),  # as a busy machine may find first

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import rallypoint
+from rallypoint.cli import completion
 from rallypoint.cli.command_line import OPTIONS
 from rallypoint.errors import ExitCode
 
@@ -49,9 +50,12 @@ def test_exit_codes_are_documented() -> None:
 
 
 def test_flags_that_the_pages_name_exist() -> None:
-    ours = {option.name for option in OPTIONS}
-    not_ours = {"--strict", "--help", "--lr", "--n", "--nproc", "--pdeathsig", "--timings", "--json", "--all", "--unix-socket"}
+    ours = {option.name for option in OPTIONS} | {flag for flags in completion._flags_of_commands().values() for flag in flags}
+    not_ours = {"--strict", "--lr", "--n", "--nproc", "--pdeathsig", "--unix-socket"}
     not_ours |= {"--enable-grpc-gateway", "--auto-compaction-retention"}  # etcd's
+    not_ours |= {"--cpus-per-task", "--gpus-per-node", "--kill-on-bad-exit", "--no-kill", "--no-requeue"}  # Slurm's
+    not_ours |= {"--nodes", "--ntasks-per-node", "--requeue", "--signal"}
+    not_ours |= {"--map-by", "--tasks-per-node"}  # Open MPI's and Flux's
     for page in (ROOT / "README.md", *DOCS.glob("*.md")):
         named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", page.read_text()))
         assert named - not_ours <= ours, page.name

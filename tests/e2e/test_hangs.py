@@ -81,7 +81,7 @@ class Run:
     """What one agent has told in its log folder so far."""
 
     def __init__(self, logs: Path) -> None:
-        [self.folder] = logs.iterdir()
+        [self.folder] = logs.glob("*_*")
 
     def events(self, name: str) -> list[dict[str, Any]]:
         events = [json.loads(line) for line in (self.folder / "events.jsonl").read_text().splitlines()]

@@ -31,7 +31,7 @@ LINE = re.compile(r"\[default(\d+)\]:<(out|err) (\d+) (\d+) (x*) (\d+)>")
 
 def files_of(log_dir: Path) -> dict[str, Path]:
     """The files of the workers of the only run in this folder, by their path in it."""
-    [run] = log_dir.iterdir()
+    [run] = log_dir.glob("*_*")
     return {str(path.relative_to(run)): path for path in sorted(run.rglob("attempt_*/**/*")) if path.is_file()}
 
 
@@ -247,12 +247,13 @@ def test_the_path_is_printed_and_every_attempt_is_kept(rallyrun: Any, script: An
         """)
     ended = rallyrun(["--standalone", "--nproc-per-node", "2", "--max-restarts", "2", "--log-dir", "logs", "-r", "3", worker])
     assert ended.returncode == 0, ended.stderr
-    [run] = (tmp_path / "logs").iterdir()
+    [run] = (tmp_path / "logs").glob("*_*")
     assert ended.stderr.count(str(run)) == 1, "the path is to be printed, once"
-    assert sorted(path.name for path in run.iterdir()) == ["attempt_0", "attempt_1", "attempt_2", "events.jsonl"]
+    assert sorted(path.name for path in run.iterdir()) == ["attempt_0", "attempt_1", "attempt_2", "events.jsonl", "latest"]
     for attempt in range(3):
         kept = [(run / f"attempt_{attempt}" / rank / "stdout.log").read_text() for rank in "01"]
         assert f"attempt {attempt}\n" in kept
+    assert (tmp_path / "logs/latest/latest/ranks/rank_1/stdout.log").read_text() == "attempt 2\n"
 
 
 def test_a_temporary_folder_is_named_and_kept(rallyrun: Any, script: Any, private_tmpdir: Path):
@@ -262,6 +263,7 @@ def test_a_temporary_folder_is_named_and_kept(rallyrun: Any, script: Any, privat
     path = re.search(rf"{re.escape(str(private_tmpdir))}\S+", ended.stderr)
     assert path is not None
     assert (Path(path[0]) / "attempt_0" / "1" / "stdout.log").read_text() == "out 1\n"
+    assert (Path(path[0]) / "latest" / "ranks" / "rank_1" / "stdout.log").read_text() == "out 1\n"
 
 
 def test_no_folder_is_left_where_nothing_was_logged(rallyrun: Any, script: Any, private_tmpdir: Path):
@@ -276,7 +278,9 @@ def test_two_runs_share_a_log_folder(rallyrun: Any, script: Any, tmp_path: Path)
     for _ in range(2):
         args = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", "--rdzv-id", "job", "--log-dir", "logs", "-r", "1"]
         assert rallyrun([*args, script(SAYS)]).returncode == 0
-    runs = sorted((tmp_path / "logs").iterdir())
+        newest = (tmp_path / "logs" / "latest").readlink()
+    runs = sorted((tmp_path / "logs").glob("*_*"))
+    assert newest == Path(max(runs, key=lambda run: run.stat().st_ctime_ns).name)
     assert len(runs) == 2
     assert all(run.name.startswith("job_") for run in runs)
     assert [(run / "attempt_0/0/stdout.log").read_text() for run in runs] == ["out 0\n"] * 2

@@ -63,7 +63,7 @@ class Probe:
 
 def events(logs: Path, name: str) -> list[dict[str, Any]]:
     """Those of the only run in this folder, as far as their lines are whole."""
-    files = list(logs.glob("*/events.jsonl"))
+    files = list(logs.glob("*_*/events.jsonl"))
     lines = [line for file in files for line in file.read_text().splitlines(keepends=True) if line.endswith("\n")]
     return [event["metadata"] for event in map(json.loads, lines) if event["name"] == f"rallypoint.{name}"]
 

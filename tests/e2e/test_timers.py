@@ -40,7 +40,7 @@ with timer.expires(after=30, scope="all of it"):
 
 def events(logs: Path) -> list[dict[str, Any]]:
     """All of the only run in this folder."""
-    [file] = logs.glob("*/events.jsonl")
+    [file] = logs.glob("*_*/events.jsonl")
     return [json.loads(line) for line in file.read_text().splitlines()]
 
 

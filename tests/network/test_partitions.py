@@ -110,7 +110,7 @@ def test_long_cuts_regroup_each_time(network: Any, wait_until: WaitUntil) -> Non
 
 def test_host_out_of_reach_ends_the_others_P07(network: Any, wait_until: WaitUntil) -> None:
     """P07: a node that has not heard of the store for its time ends with one line; the host, which has enough nodes, goes on."""
-    net, workers = two_nodes(network, wait_until, conf="store_timeout=5")
+    net, workers = two_nodes(network, wait_until, conf="store_timeout=5,host_timeout=0")
     cut_at = net.nodes[0].cut()
     other = net.nodes[1].agents[0]
     assert other.wait(LEASE_S + 10.0) not in (0, None)

@@ -160,8 +160,14 @@ def test_a_second_holder_of_a_rank_is_refused_by_name(job: Any):
         ([], {"nnodes": "2:4"}, "nnodes is 2:4 here and 2:3 for the job"),
         (["--node-unit", "2"], {}, "node_unit is 2 here and 1 for the job"),
         ([], {"conf": "last_call_timeout=0.2,keep_alive_interval=2"}, "lease is 6 here and 3 for the job"),
+        (["--checkpoint-memory", "1M"], {}, "checkpoint_memory is given here and not given for the job"),
+        (
+            ["--checkpoint-memory", "1M", "--checkpoint-copies", "1"],
+            {},
+            "checkpoint_memory is given here and not given for the job, checkpoint_copies is 1 here and 0 for the job",
+        ),
     ],
-    ids=["restarts", "nnodes", "node_unit", "lease"],
+    ids=["restarts", "nnodes", "node_unit", "lease", "snapshots", "copies"],
 )
 def test_mismatched_settings_are_refused(job: Any, flags: list[str], options: dict[str, Any], told: str):
     """P19: by the name of the setting and both values, before anything is started, with exit code 2."""

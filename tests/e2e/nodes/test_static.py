@@ -185,9 +185,22 @@ def test_a_killed_agent_that_is_started_anew_goes_on(job: Any, within: Any, conn
     finish(job, nodes)
 
 
+def test_rank_0_may_be_started_anew_too(job: Any):
+    """P04: the agent that all meet at is killed; they wait for it, and go on with it, with the ranks they have."""
+    nodes = meet(job)
+    (before,) = nodes[1].starts()
+    nodes[0].kill()
+    nodes[1].wait_for_line("waiting up to 60 s for it")
+    nodes[0] = start(job, 0)
+    again = [node.wait_for_world(2, before.at + 1e-6)[0] for node in nodes]
+    assert [(one.rank, one.restarts, one.generation) for one in again] == [(0, 0, 2), (1, 0, 2)]
+    exchange(job, nodes)
+    finish(job, nodes)
+
+
 def test_the_end_of_rank_0_ends_the_job_for_all(job: Any, within: Any, wait_until: Any, alive: Any):
-    """P04: kill -9 of the agent that all meet at; the others end within seconds, with one line, and their workers are gone."""
-    nodes = meet(job, nodes=3)
+    """P04: where nobody is to wait for the agent that all meet at: they end within seconds, with one line, workers gone."""
+    nodes = meet(job, nodes=3, conf="host_timeout=0")
     workers = [one for node in nodes for one in node.starts()]
     killed_at = nodes[0].kill()
     for node in nodes[1:]:

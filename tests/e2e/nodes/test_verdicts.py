@@ -138,7 +138,7 @@ def test_what_no_restart_can_help_is_not_retried(job: Any, within: Any):
     nodes = meet(job, "--max-restarts", "5", "--no-retry-exit-codes", "2")
     failed_at = time.monotonic()
     job.order(3, "raise SystemExit(2)")
-    assert [node.wait() for node in nodes] == [1, 1]
+    assert [node.wait() for node in nodes] == [65, 65]
     within("from the failure to the end of the job", time.monotonic() - failed_at, 2.0)
     assert "a worker exited with code 2, which no restart can help" in nodes[0].stderr
     assert [len(node.starts()) for node in nodes] == [2, 2]
@@ -160,18 +160,18 @@ def test_the_back_off_grows(job: Any):
 
 
 def test_old_failures_are_forgiven(job: Any, wait_until: Any):
-    """P15: one restart in any 0.6 s; a failure after that time is paid again, a second one within it is the end."""
-    nodes = meet(job, "--max-restarts", "1", "--restart-window", "0.6", workers=1)
+    """P15: one restart in any 5 s; a failure after that time is paid again, a second one within it is the end."""
+    nodes = meet(job, "--max-restarts", "1", "--restart-window", "5", workers=1)
     for number in (1, 2):
         failed_at = time.monotonic()
         job.order(1, BOOM)
         assert {start.restarts for start in next_world(nodes, failed_at, size=2)} == {number}
         if number == 1:
-            over_at = time.monotonic() + 0.8
+            over_at = time.monotonic() + 5.2
             wait_until(lambda over_at=over_at: time.monotonic() > over_at)
     job.order(1, BOOM)
     assert [node.wait() for node in nodes] == [1, 1]
-    assert "the one restart within 0.6 s is used up" in nodes[0].stderr
+    assert "the one restart within 5 s is used up" in nodes[0].stderr
 
 
 # --- the exit barrier ------------------------------------------------------------------------------------------------------

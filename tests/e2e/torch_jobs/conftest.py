@@ -45,16 +45,16 @@ class TorchJob:
         self.folder, self.port = folder, free_port()
         self.agents: list[Any] = []
 
-    def start(self, *flags: str, program: str = "rank_sum.py") -> Any:
+    def start(self, *flags: str, program: str = "rank_sum.py", argument: object = None) -> Any:
         """One agent, by the command. It loads torch for all of its workers, which takes longer than all else that they do."""
         env = {"GLOO_SOCKET_IFNAME": "lo", "PET_PRELOAD": "" if program == WITHOUT_TORCH else "torch.distributed"}
-        self.agents.append(self._start([*flags, PROGRAMS / program, self.folder], env))
+        self.agents.append(self._start([*flags, PROGRAMS / program, self.folder if argument is None else argument], env))
         return self.agents[-1]
 
-    def start_c10d(self, *flags: str) -> Any:
+    def start_c10d(self, *flags: str, **program: Any) -> Any:
         """One agent of two, with ranks as they come."""
         meeting = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{self.port}", "--rdzv-id", "a-job"]
-        return self.start("--nnodes", "2", *meeting, "--local-addr", "127.0.0.1", *flags)
+        return self.start("--nnodes", "2", *meeting, "--local-addr", "127.0.0.1", *flags, **program)
 
     def start_call(self, nodes: int, node_rank: int, workers: int) -> Any:
         """One agent with a rank that is given, by a call of elastic_launch."""

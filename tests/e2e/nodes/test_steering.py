@@ -1,0 +1,117 @@
+"""Jobs of several nodes are seen and steered while they run: each command asks real agents, through real sockets and stores."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rallypoint import inspect
+from rallypoint.errors import RallypointError
+
+RALLYPOINT = (sys.executable, "-m", "rallypoint")
+
+
+def command(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*RALLYPOINT, *words], capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.fixture
+def two(job: Any, wait_until: Any) -> tuple[Any, Any]:
+    """Two nodes of two workers each, the first of which hosts the store, and of which both can be asked."""
+    host = job.start_host("--max-restarts", "2")
+    other = job.start("--max-restarts", "2")
+    for node in (host, other):
+        node.wait_for_world(4, timeout_s=60)
+    wait_until(lambda: len(inspect.jobs()[:1]) == 1 and len(inspect.jobs()[0].nodes) == 2)
+    return host, other
+
+
+def test_a_job_is_seen_with_all_its_nodes_and_workers(two: tuple[Any, Any]) -> None:
+    (job,) = inspect.jobs()
+    assert (job.job, len(job.nodes)) == ("a-job", 2)
+    seen = inspect.status()
+    pids = {start.rank: start.pid for node in two for start in node.starts()}
+    assert {worker.rank: worker.pid for node in seen.nodes for worker in node.workers} == pids
+    assert {node.pid for node in seen.nodes} == {node.agent.pid for node in two}
+    assert (seen.phase, seen.generation, seen.restarts, seen.silent) == ("running", seen.generation, 0, ())
+    told = json.loads(command("status", "--json").stdout)
+    assert {node["pid"] for node in told["nodes"]} == {node.agent.pid for node in two}
+    text = command("status", "a-").stdout
+    assert text.startswith("a-job: running, 2 nodes, 4 workers, generation ")
+    assert all(str(pid) in text for pid in pids.values())
+    listed = command("ps").stdout.splitlines()
+    assert listed[1].split()[:5] == ["a-job", "running", "2", "4", str(seen.generation)]
+
+
+def test_a_restart_is_for_all_nodes_and_costs_none(two: tuple[Any, Any], wait_until: Any) -> None:
+    before = {start.pid for node in two for start in node.starts()}
+    generation = inspect.status().generation
+    assert "all nodes restart" in command("restart").stdout
+    wait_until(lambda: (now := inspect.status()).generation == generation + 1 and now.phase == "running" and not now.silent)
+    seen = inspect.status()
+    assert seen.restarts == 0
+    assert not before & {worker.pid for node in seen.nodes for worker in node.workers}
+    assert all("a restart was asked for by" in node.history[-1].why for node in seen.nodes)
+    assert "a restart was asked for by" in command("status").stdout
+
+
+def test_one_node_is_drained_and_the_other_goes_on(two: tuple[Any, Any]) -> None:
+    host, other = two
+    drained = next(node for node in inspect.status().nodes if node.pid == other.agent.pid)
+    assert "was told to" in command("drain", str(drained.node_rank)).stdout
+    assert other.wait() == 143
+    host.wait_for_world(2, timeout_s=60)
+    assert "asked this node to stop its workers and leave" in other.stderr
+
+
+def test_the_host_of_the_store_is_drained_only_by_force(two: tuple[Any, Any]) -> None:
+    host, _ = two
+    named = next(node for node in inspect.status().nodes if node.pid == host.agent.pid)
+    assert named.hosts_store
+    refused = command("drain", str(named.node_rank))
+    assert refused.returncode == 1
+    assert "hosts the coordination store, and the job would end with it" in refused.stderr
+    inspect.drain(str(named.node_rank), force=True)
+    assert host.wait() == 143
+
+
+def test_a_job_is_stopped_on_all_nodes(two: tuple[Any, Any]) -> None:
+    done = command("stop")
+    assert done.returncode == 0
+    assert done.stdout.splitlines()[-1] == "a-job: it has ended on this machine"
+    assert all(node.wait() != 0 for node in two)
+    assert command("ps").stdout == "no job of this user runs on this machine\n"
+
+
+def test_a_job_that_waits_for_nodes_says_who_is_missing(job: Any, wait_until: Any) -> None:
+    job.start_host(nnodes="2")
+    wait_until(inspect.jobs)
+    seen = inspect.status()
+    assert seen.phase == "waiting"
+    wait_until(lambda: "1 of 2 nodes" in inspect.status().note)
+    with pytest.raises(RallypointError, match="still meeting"):
+        inspect.restart()
+    assert command("stop").returncode == 0
+
+
+def test_a_job_is_asked_at_its_endpoint_from_elsewhere(
+    two: tuple[Any, Any], job: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """From a machine on which none of its launchers runs, which is what another runtime folder looks like."""
+    monkeypatch.setenv("RALLYPOINT_RUNTIME_DIR", str(tmp_path / "elsewhere"))
+    assert command("status").stderr == "rallypoint status: error: no job of this user runs on this machine\n"
+    endpoint = f"localhost:{job.port}"
+    seen = json.loads(command("status", "a-job", "--json", "--endpoint", endpoint).stdout)
+    assert {node["pid"] for node in seen["nodes"]} == {node.agent.pid for node in two}
+    assert "needs a value" in command("status", "a-job", "--endpoint").stderr
+    assert "name the job" in command("status", "--endpoint", endpoint).stderr
+    wrong = command("status", "another-job", "--endpoint", endpoint)
+    assert wrong.returncode == 1
+    assert "another-job" in wrong.stderr
+    assert command("stop", "a-job", f"--endpoint={endpoint}").returncode == 0
+    assert all(node.wait() != 0 for node in two)
