@@ -393,9 +393,13 @@ class CoordinationContract:
         put(silent, "n/silent", b"", silent.grant(self.least_ttl_s, soon()))
         put(alive, "n/alive", b"", alive.grant(self.least_ttl_s, soon()))
         until = time.monotonic() + 2.5 * self.least_ttl_s
-        told = events_until(other, lambda _: time.monotonic() >= until, self.least_ttl_s + TIMEOUT_S, keep=[alive])
+
+        def keeps_its_lease(_: list[Event]) -> bool:
+            """At any one instant the answer to a keepalive may be late."""
+            return until <= time.monotonic() < alive.valid_until()
+
+        told = events_until(other, keeps_its_lease, 2.5 * self.least_ttl_s + TIMEOUT_S, keep=[alive])
         same(causes(told[2:]), [("n/silent", "expired")])
-        assert time.monotonic() < alive.valid_until(), "its keepalives were answered"
         same(keys(read(other, "n/")), ["n/alive"])
 
     def test_a_revoked_lease_takes_its_items_with_it_at_once(self, connect: Connect) -> None:

@@ -32,6 +32,7 @@ SwitchType=switch/none
 MpiDefault=none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
+SchedulerParameters=sched_interval=1,bf_interval=1
 ReturnToService=2
 SlurmdParameters=config_overrides
 StateSaveLocation={folder}/state

@@ -90,10 +90,12 @@ exit $code"""
     (step,) = saved
 
     def is_over() -> bool:
-        slurm.run("scontrol", "update", f"jobid={job}", "starttime=now")  # Slurm lets two minutes pass before it starts it again
-        return "exit code 0" in slurm.out(job)
+        if slurm.state(job) == "PENDING":  # Slurm lets two minutes pass before it starts it again
+            slurm.run("scontrol", "update", f"jobid={job}", "starttime=now")
+        return slurm.out(job).count("exit code") == 2
 
     wait_until(is_over, 100)
+    assert "exit code 0" in slurm.out(job), slurm.out(job)
     assert slurm.out(job).count(f"from step {step}\n") == 4
     assert f"run ID slurm-{job}.0-r1" in slurm.out(job)
 
