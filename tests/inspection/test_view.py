@@ -16,6 +16,7 @@ from rallypoint.inspection.view import (
     NodeView,
     WorkerView,
     find_node,
+    including,
     job_of,
     jobs_of,
     read_job,
@@ -44,6 +45,11 @@ class TestAJob:
         job = job_of([node("c", None), node("b", 1), node("a", 0)])
         assert [one.node for one in job.nodes] == ["a", "b", "c"]
         assert job.job == "a-job"
+
+    def test_a_node_that_looks_is_there_whether_or_not_it_was_in_time_to_answer_itself(self) -> None:
+        own, other = node("a", 0), node("b", 1)
+        assert including(job_of([other], ["a", "c"], "2 of 3"), own) == job_of([own, other], ["c"], "2 of 3")
+        assert including(job_of([own, other], ["c"]), own) == job_of([own, other], ["c"])
 
     def test_members_are_those_of_the_latest_generation(self) -> None:
         job = job_of([node("a", 0, generation=3), node("b", 1, generation=3), node("old", 2, generation=2), node("new", None)])

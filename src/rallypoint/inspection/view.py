@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     V = TypeVar("V", bound=Value)
 
 __all__ = [
-    "FORMAT", "Happening", "JobKey", "JobView", "NodeView", "WorkerView", "find_node", "job_of", "jobs_of", "keys_of", "read_job",
-    "read_node", "slow_ranks", "stragglers", "straggling", "to_document",
+    "FORMAT", "Happening", "JobKey", "JobView", "NodeView", "WorkerView", "find_node", "including", "job_of", "jobs_of",
+    "keys_of", "read_job", "read_node", "slow_ranks", "stragglers", "straggling", "to_document",
 ]  # fmt: skip
 
 FORMAT = 1
@@ -159,6 +159,13 @@ def job_of(nodes: Sequence[NodeView], silent: Iterable[str] = (), note: str = ""
     """Nodes of one job, in the order of their ranks."""
     ordered = sorted(nodes, key=lambda node: (node.node_rank is None, node.node_rank or 0, node.node, node.pid))
     return JobView(nodes[0].job if nodes else "", tuple(ordered), tuple(silent), note)
+
+
+def including(job: JobView, own: NodeView) -> JobView:
+    """The job with the node that looks at it: that one is there, even if it did not answer itself in time."""
+    if any((node.hostname, node.pid) == (own.hostname, own.pid) for node in job.nodes):
+        return job
+    return job_of([*job.nodes, own], (name for name in job.silent if name != own.node), job.note)
 
 
 def jobs_of(nodes: Iterable[NodeView]) -> list[JobView]:

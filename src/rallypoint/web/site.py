@@ -16,7 +16,7 @@ from rallypoint.base.json_text import to_json
 from rallypoint.base.records import Value
 from rallypoint.base.text import host_port
 from rallypoint.errors import RallypointError
-from rallypoint.inspection.view import JobView, NodeView, job_of
+from rallypoint.inspection.view import JobView, NodeView, including, job_of
 from rallypoint.net.http import Request, Response
 from rallypoint.net.http_stream import Stream
 from rallypoint.net.service_thread import importing
@@ -115,7 +115,7 @@ class Site:
     def _describe(self, is_first: bool) -> dict[str, object]:
         own = self._job.look()
         try:
-            job = self._job.survey(WHO, PATIENCE_S)
+            job = including(self._job.survey(WHO, PATIENCE_S), own)
         except (RallypointError, OSError) as error:
             job = job_of([own], (), f"only this node could be asked: {error}")
         now = time.monotonic()
