@@ -30,7 +30,7 @@ OPEN_MPI_4 = {
 }  # fmt: skip
 PBS = {"PBS_NODEFILE": "/spool/nodes", "PBS_JOBID": "77.server", "PBS_TASKNUM": "2"}
 LSF = {"LSB_JOBID": "9", "LSB_MCPU_HOSTS": "batch 1 h1 8 h2 8", "JSM_NAMESPACE_SIZE": "2", "JSM_NAMESPACE_RANK": "0"}
-FLUX = {"FLUX_JOB_ID": "f23", "FLUX_JOB_NNODES": "2", "FLUX_JOB_SIZE": "2"}
+FLUX = {"FLUX_JOB_ID": "f23", "FLUX_JOB_NNODES": "2", "FLUX_JOB_SIZE": "2", "PMI_RANK": "0", "PMI_SIZE": "2"}
 POD = {"JOB_COMPLETION_INDEX": "2", "HOSTNAME": "train-2"}
 FILES = {
     "/spool/nodes": "p1\np1\np2.site\n",

@@ -12,14 +12,15 @@ from rallypoint.schedulers.found import Found, ReadFile
 
 __all__ = ["find", "missing", "told"]
 
-# mpirun comes first: it may run inside of all the others, and then it is what started this process.
+# mpirun comes first: it may run inside of all the others, and then it is what started this process. Flux comes before MPICH: it
+# sets the same variables, for programs of MPI.
 _READERS: Mapping[str, Callable[[Mapping[str, str], ReadFile], Found]] = {
     "openmpi": mpi.read_open_mpi,
     "slurm": slurm.read,
+    "flux": batch.read_flux,
     "mpich": mpi.read_mpich,
     "pbs": batch.read_pbs,
     "lsf": batch.read_lsf,
-    "flux": batch.read_flux,
     "kubernetes": kubernetes.read,
 }
 _STATIC = ("master_addr", "master_port", "node_rank")
