@@ -36,8 +36,10 @@ INHERITED_HANDLERS = {
     signal.SIGQUIT: signal.SIG_DFL,
     signal.SIGHUP: signal.SIG_DFL,
 }
-LEFTOVER_DEADLINE_S = 3.0
-PATIENCE_S = 60.0  # for what must come sooner or later; a test may last twice as long
+LEFTOVER_DEADLINE_S = 30.0  # a warden that is to clear away may have to wait for its turn
+END_S = 3.0  # for a launcher that was told to stop, until it is told again
+PATIENCE_S = 60.0  # for what must come sooner or later; a test may last twice as long, and those of real jobs as follows
+LONG_TEST_S = 300.0
 AT_ONCE_S = 10.0  # for what takes milliseconds on a machine of its own; what it is told from takes longer still, mostly 30 s
 LONG_PARAMETER, SHOWN_OF_IT = 64, 16
 for_all_jobs: dict[str, str] = {}  # what every launcher that a test starts finds in its environment
@@ -99,6 +101,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason="needs root"))
         if isinstance(item, pytest.Function) and (group := shared_by(item)) and item.get_closest_marker("xdist_group") is None:
             item.add_marker(pytest.mark.xdist_group(group))
+        if not LONG_ONES.isdisjoint(item.path.parts) and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(LONG_TEST_S))  # they wait for several things, one after the other
     items.sort(key=lambda item: LONG_ONES.isdisjoint(item.path.parts))
 
 
@@ -462,7 +466,7 @@ class RunningRallyrun:
             if self.process.poll() is None:
                 self.process.send_signal(number)
                 with contextlib.suppress(subprocess.TimeoutExpired):
-                    self.process.wait(LEFTOVER_DEADLINE_S)
+                    self.process.wait(END_S)
 
 
 class StartRallyrun(Protocol):

@@ -89,6 +89,7 @@ def matches(expected: str, printed: str) -> bool:
     return re.search(pattern, printed) is not None
 
 
+@pytest.mark.timeout(900)  # for a whole page; each of its runs has a minute
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)], ids=lambda page: page.name)
 def test_examples_work(page: Path, tmp_path: Path) -> None:
     folder = tmp_path / "work"

@@ -12,9 +12,10 @@ import pytest
 from rallypoint.demo import scenes
 
 
+@pytest.mark.timeout(400)
 def test_every_scene_ends_well(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "rallypoint", "demo"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=110, cwd=tmp_path)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stderr == ""
     parts = re.split(r"^\d\. ", done.stdout, flags=re.MULTILINE)[1:]
@@ -24,7 +25,7 @@ def test_every_scene_ends_well(tmp_path: Path) -> None:
     assert re.search(r"rank 2 \(pid \d+\) failed: .*SIGKILL", killed)
     assert re.search(r"rank 1 .*hangs", hung)
     assert "wait_for_a_lock_that_nobody_gives_back (train.py:" in hung
-    assert "was lost: its agent was killed" in lost
+    assert re.search("was lost: (its agent was killed|not heard of in time)", lost)  # which one a busy machine finds first
     assert "generation 2 started: 1 node, 2 workers" in lost
     for part in parts:
         assert re.search(r"workers go on from step \d+, \d+\.\d\d s after", part)
@@ -37,6 +38,6 @@ def test_a_scene_that_ends_otherwise_says_so(monkeypatch: pytest.MonkeyPatch, tm
     broken = tmp_path / "train.py"
     broken.write_text("import os, sys; os.write(1, b'pid 1 rank 0 of 4 from step 0\\n'); sys.exit(1)")
     monkeypatch.setattr(scenes, "PROGRAM", broken)
-    monkeypatch.setattr(scenes, "PATIENCE_S", 3.0)
+    monkeypatch.setattr(scenes, "PATIENCE_S", 10.0)  # the launcher ends by itself in that time
     with pytest.raises(scenes.DemoFailed):
         scenes.play(0, lambda _: None)

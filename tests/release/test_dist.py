@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.root  # it fetches what it takes to build
+pytestmark = [pytest.mark.root, pytest.mark.timeout(500)]  # it fetches what it takes to build, for each build anew
 
 ROOT = Path(__file__).parents[2]
 PARTS = ("src", "pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 LEASE_AND_FENCE_S = 3.0  # the fence of these jobs, which counts from the last that was heard of a node
-LONG_FENCE = "last_call_timeout=0.3,keep_alive_interval=0.5,fence=10"
+LONG_FENCE = "last_call_timeout=0.3,keep_alive_interval=5,fence=40"
 FIRST_LEASE_S = 2.0  # a killed agent's newest keepalive may be answered for later, by so much at most
 
 

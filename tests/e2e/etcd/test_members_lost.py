@@ -107,7 +107,7 @@ def test_five_agents_outlive_the_leader_and_another_member(
     job, cluster, (plain, ours) = mortal_job, mortal_job.cluster, pulses
     conf = conf_of(FENCE_S, 30.0)
     nodes = [job.start(nnodes="3:5", workers=1, conf=conf) for _ in range(5)]
-    workers = [node.wait_for_world(5, timeout_s=30)[0] for node in nodes]
+    workers = [node.wait_for_world(5)[0] for node in nodes]
 
     leader = cluster.members[cluster.leader()]
     leader.kill()

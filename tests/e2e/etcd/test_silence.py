@@ -39,7 +39,7 @@ def leases(job: EtcdJob, member: Member) -> dict[bytes, str]:
 def start_nodes(job: EtcdJob, count: int, conf: str) -> tuple[list[Any], list[int]]:
     """Agents with a worker each, that have met; the workers' process ids."""
     nodes = [job.start("--max-restarts", "3", nnodes=f"2:{count}", workers=1, conf=conf) for _ in range(count)]
-    return nodes, [node.wait_for_world(count, timeout_s=30.0)[0].pid for node in nodes]
+    return nodes, [node.wait_for_world(count)[0].pid for node in nodes]
 
 
 def pause(member: Member, pause_s: float, wait_until: Callable[..., None]) -> None:
@@ -135,7 +135,7 @@ def test_who_was_away_for_longer_than_the_fence_goes_on_as_soon_as_the_cluster_i
     assert died_s > FENCE_S - 2 * KEEPALIVE_S
     member.resume()
     back_at = time.monotonic()
-    again = [node.wait_for_world(2, since=back_at, timeout_s=30.0)[0].at for node in nodes]
+    again = [node.wait_for_world(2, since=back_at)[0].at for node in nodes]
     print(f"from the cluster's return to the next world: {max(again) - back_at:.1f} s")
     assert max(again) - back_at < AGAIN_S
     job.finish()
@@ -153,7 +153,7 @@ def test_an_agent_killed_with_its_warden_is_waited_for_as_long_as_the_fence(
     os.kill(warden, signal.SIGSTOP)  # so that it does not see what comes
     lost_at = nodes[2].kill()
     os.kill(warden, signal.SIGKILL)
-    after = [node.wait_for_world(2, since=lost_at, timeout_s=30.0)[0].at - lost_at for node in nodes[:2]]
+    after = [node.wait_for_world(2, since=lost_at)[0].at - lost_at for node in nodes[:2]]
     assert not alive(workers[2])
     within("from the agent's death to the smaller world", max(after), SHORT_S + 2.0)  # etcd looks for old leases twice a second
     assert min(after) > SHORT_S - 2 * KEEPALIVE_S
@@ -193,7 +193,7 @@ def test_a_node_that_does_not_stop_is_expelled(
     job.order(quick.rank, "sys.exit(1)")
     wait_until(lambda: not alive(worker.pid), 40.0)
     print(f"the stubborn worker was gone after {time.monotonic() - failed_at:.1f} s")
-    again = [node.wait_for_world(2, since=failed_at, timeout_s=40.0)[0].at for node in (first, stubborn)]
+    again = [node.wait_for_world(2, since=failed_at)[0].at for node in (first, stubborn)]
     last_beat = float(journal.read_text().split("\n")[-2])
     assert last_beat < min(again)
     assert old_key not in leases(job, member)

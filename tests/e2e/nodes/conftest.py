@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from tests import ports
+from tests.conftest import PATIENCE_S
 
 MEMBER = """
 import json, os, sys, time
@@ -60,7 +61,7 @@ class Node:
     def starts(self) -> list[Start]:
         return [Start(line) for line in re.findall(r"^START (.*)\n", self.agent.stdout, re.MULTILINE)]
 
-    def wait_for_world(self, size: int, since: float = 0.0, timeout_s: float = 15.0) -> list[Start]:
+    def wait_for_world(self, size: int, since: float = 0.0, timeout_s: float = PATIENCE_S) -> list[Start]:
         """This node's workers in the first world of this size that all of them began in after `since`, by rank."""
         found: list[Start] = []
 

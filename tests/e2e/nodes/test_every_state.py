@@ -24,11 +24,13 @@ from tests.e2e.test_top import terminal
 from tests.web.made_jobs import Viewer
 
 from rallypoint import inspect
+from rallypoint.inspection.view import NodeView
 
 RALLYPOINT = (sys.executable, "-m", "rallypoint")
 NO_JOB = "no job of this user runs on this machine"
 ODD = "odd/é*'\" $(touch x)"
 ANSWER, FAILED, USAGE = 0, 1, 2
+CONF = "last_call_timeout=0.2,keep_alive_interval=5"  # a killed agent is not found to be silent first, however busy the machine
 Expected = tuple[int, str]
 
 
@@ -84,16 +86,36 @@ ASKING = ("status @", "status @ --json", "stacks @", "stop @", "restart @", "dra
 GONE = {**dict.fromkeys(ASKING, (USAGE, NO_JOB)), "ps": (ANSWER, NO_JOB), "ps --json": (ANSWER, r'"jobs": \[\]')}
 
 
+def own_node() -> NodeView | None:
+    """As the one agent of this machine describes itself."""
+    return next((node for job in inspect.jobs() for node in job.nodes), None)
+
+
+def is_waiting(words: str) -> bool:
+    """Whether no worker runs, and those who wait are told that."""
+    found = inspect.jobs() and inspect.status()
+    return bool(found) and found.note.startswith(words) and bool(found.nodes) and not any(one.workers for one in found.nodes)
+
+
+def pids_while_stopping(size: int) -> set[int]:
+    """The workers of so many nodes, all of which stop; nothing as long as they do not."""
+    nodes = inspect.status().nodes
+    does_stop = len(nodes) == size and all(node.phase == "stopping" for node in nodes)
+    return {worker.pid for node in nodes for worker in node.workers} if does_stop else set()
+
+
+@pytest.mark.timeout(600)
 def test_a_job_that_starts_regroups_ends_and_is_killed(job: Any, tmp_path: Path, wait_until: WaitUntil) -> None:
     logs, flags = str(tmp_path / "logs"), ["--redirects", "3", "--shutdown-timeout", "600", "--max-restarts", "3"]
     flags += ["--log-dir", logs]
-    host = job.start_host("--web", *flags, nnodes="2", workers=1)
+    size = {"nnodes": "2", "workers": 1, "conf": CONF}
+    host = job.start_host("--web", *flags, **size)
     found = re.search(r":(\d+)/\?token=(\w+)", host.wait_for_line("the job's page"))
     assert found is not None
     page = found[1], found[2]
-    host.agent.wait_for(inspect.jobs)
     endpoint = f"localhost:{job.port}"
     awaited = "1 of 2 nodes; here: "
+    host.agent.wait_for(lambda: is_waiting(awaited))
     check("a-job", {
         "ps": (ANSWER, r"a-job +waiting +1 "),
         "ps --json": (ANSWER, '"waiting"'),
@@ -108,10 +130,10 @@ def test_a_job_that_starts_regroups_ends_and_is_killed(job: Any, tmp_path: Path,
     look("a-j", page, "waiting", awaited)
 
     with followed(("logs", "-f", "a-job")):
-        second = job.start(*flags, nnodes="2", workers=1)
+        second = job.start(*flags, **size)
         host.agent.wait_for(lambda: is_running(2) and run("logs", "a-job").count("START {") == 2)
         second.kill()
-        host.agent.wait_for(lambda: inspect.status().note.startswith(awaited) and not inspect.status().nodes[0].workers)
+        host.agent.wait_for(lambda: is_waiting(awaited))
         lost = "was lost: its agent was killed"
         with followed(("explain", "--follow", logs)):
             check("a-job", {
@@ -127,15 +149,14 @@ def test_a_job_that_starts_regroups_ends_and_is_killed(job: Any, tmp_path: Path,
             })  # fmt: skip
             look("a-job", page, "waiting", awaited)
 
-            third = job.start(*flags, nnodes="2", workers=1)
+            third = job.start(*flags, **size)
             host.agent.wait_for(lambda: is_running(2))
             for rank in (0, 1):
                 job.order(rank, "import signal\nsignal.signal(15, signal.SIG_IGN)\nos.write(1, b'deaf\\n')")
                 host.agent.wait_for(lambda rank=rank: not (job.folder / f"order.{rank}").exists())
             host.agent.wait_for(lambda: "deaf" in run("logs", "a-job", "--rank", "0") and "deaf" in run("logs", "--rank", "1"))
             assert "all nodes were told to stop" in run("stop", "--no-wait")
-            host.agent.wait_for(lambda: {node.phase for node in inspect.status().nodes} == {"stopping"})
-            pids = {worker.pid for node in inspect.status().nodes for worker in node.workers}
+            pids = host.agent.wait_for(lambda: pids_while_stopping(2))
             stops = "stopping for .*: SIGTERM was received"
             check("a-job", {
                 "ps": (ANSWER, r"a-job +stopping +2 "),
@@ -149,7 +170,7 @@ def test_a_job_that_starts_regroups_ends_and_is_killed(job: Any, tmp_path: Path,
                 f"explain {logs}": (ANSWER, "SIGTERM was received"),
             })  # fmt: skip
             look("a-job", page, "stopping", "SIGTERM was received")
-            assert {worker.pid for node in inspect.status().nodes for worker in node.workers} == pids
+            assert host.agent.wait_for(lambda: pids_while_stopping(2)) == pids
             assert all(os.path.exists(f"/proc/{pid}") for pid in pids)  # who is told twice gives them no less time
 
             for node in (host, third):
@@ -182,7 +203,7 @@ def test_a_job_of_an_odd_name_that_backs_off_and_one_that_fails(
     conf = "restart_backoff=600,restart_backoff_max=600"
     agent = start_rallyrun(["--max-restarts", "9", "--rdzv-conf", conf, *flags, worker])
     why = "failed: exited with code 3 .*restart 2 of 9, after 600 s"
-    agent.wait_for(lambda: inspect.jobs() and re.search(why, inspect.status().nodes[0].why))
+    agent.wait_for(lambda: (node := own_node()) and re.search(why, node.why))
     with followed(("logs", "-f", "odd"), ("explain", "--follow", str(logs))):
         check(ODD, {
             "ps": (ANSWER, re.escape(ODD) + " +waiting"),
@@ -304,9 +325,9 @@ def test_another_user_of_the_machine_gets_nothing(start_rallyrun: Callable[..., 
     agent = start_rallyrun(["--rdzv-id", "a-secret", "--web", "--redirects", "3", worker])
     page = re.search(r":(\d+)/\?token=", agent.wait_for_line("the job's page"))
     assert page is not None
-    agent.wait_for(lambda: inspect.jobs() and inspect.status().nodes[0].log_dir)
+    log_dir = agent.wait_for(lambda: (node := own_node()) and node.log_dir)
     (name,) = os.listdir(runtime_folder)
-    seen = [f"{runtime_folder}/{name}", page[1], inspect.status().nodes[0].log_dir, str(agent.pid)]
+    seen = [f"{runtime_folder}/{name}", page[1], log_dir, str(agent.pid)]
     command = [sys.executable, "-c", ANOTHER_USER, *seen]
     told = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert (told.stdout.splitlines(), told.stderr) == (["no socket", "no page", "no log", "no token"], "")

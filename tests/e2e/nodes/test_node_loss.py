@@ -12,6 +12,7 @@ from typing import Any
 
 QUICK = "last_call_timeout=0.2,keep_alive_interval=0.4"
 LEASE_S = 1.2  # three such intervals
+SLOW = "last_call_timeout=0.2,keep_alive_interval=5"  # silence is not noticed before what the test is about
 
 
 def all_gone(alive: Callable[[int], bool], starts: list[Any]) -> Callable[[], bool]:
@@ -28,8 +29,8 @@ def test_a_killed_agent_makes_a_smaller_world(job: Any, within: Any, wait_until:
     What tells their generation from the one before is its number, not the count of restarts. F24: it is told which node of the
     job that was, and with which ranks.
     """
-    host = job.start_host()
-    other = job.start()
+    host = job.start_host(conf=SLOW)
+    other = job.start(conf=SLOW)
     before = host.wait_for_world(4) + other.wait_for_world(4)
     killed_at = other.kill()
     after = host.wait_for_world(2, since=killed_at)

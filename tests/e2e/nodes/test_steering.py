@@ -26,7 +26,7 @@ def two(job: Any, wait_until: Any) -> tuple[Any, Any]:
     host = job.start_host("--max-restarts", "2")
     other = job.start("--max-restarts", "2")
     for node in (host, other):
-        node.wait_for_world(4, timeout_s=60)
+        node.wait_for_world(4)
     wait_until(lambda: len(inspect.jobs()[:1]) == 1 and len(inspect.jobs()[0].nodes) == 2)
     return host, other
 
@@ -65,7 +65,7 @@ def test_one_node_is_drained_and_the_other_goes_on(two: tuple[Any, Any]) -> None
     drained = next(node for node in inspect.status().nodes if node.pid == other.agent.pid)
     assert "was told to" in command("drain", str(drained.node_rank)).stdout
     assert other.wait() == 143
-    host.wait_for_world(2, timeout_s=60)
+    host.wait_for_world(2)
     assert "asked this node to stop its workers and leave" in other.stderr
 
 

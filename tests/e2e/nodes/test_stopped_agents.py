@@ -112,7 +112,7 @@ def test_v5_a_warden_that_is_stopped_holds_nobody_back_for_long(
     os.kill(warden, signal.SIGSTOP)
     stopped_at = time.monotonic()
     beating_job.order(0, "os._exit(3)")
-    groups = [node.wait_for_world(6, since=stopped_at, timeout_s=30.0) for node in (host, second, third)]
+    groups = [node.wait_for_world(6, since=stopped_at) for node in (host, second, third)]
     assert not any(alive(start.pid) for start in workers)
     assert max(last_beat(beating_job, start.pid) for start in workers) < first_start(*groups)
     within("from a failure elsewhere to the next world", first_start(*groups) - stopped_at, ANSWER_S + 1.0)
@@ -153,7 +153,7 @@ def test_v1_a_node_that_never_stops_its_workers_is_replaced_once_its_fence_has_e
     ordered_at = time.monotonic()
     beating_job.order(0, "os._exit(9)")
     third.wait_for_line("STUCK")
-    groups = [node.wait_for_world(4, since=ordered_at, timeout_s=30.0) for node in (host, second)]
+    groups = [node.wait_for_world(4, since=ordered_at) for node in (host, second)]
     assert not any(alive(start.pid) for start in workers)
     assert max(last_beat(beating_job, start.pid) for start in workers) < first_start(*groups)
     waited_s = first_start(*groups) - ordered_at
@@ -181,7 +181,7 @@ def test_v2_the_fence_of_a_node_that_is_cut_off_acts_although_its_main_thread_ha
     third.wait_for_line("STUCK")
     os.kill(relay.pid, signal.SIGSTOP)  # nothing passes any more, and no connection is closed
     cut_at = time.monotonic()
-    groups = [node.wait_for_world(4, since=cut_at, timeout_s=30.0) for node in (host, second)]
+    groups = [node.wait_for_world(4, since=cut_at) for node in (host, second)]
     ended_at = max(last_beat(beating_job, start.pid) for start in workers)
     assert not any(alive(start.pid) for start in workers)
     assert ended_at < first_start(*groups)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import shutil
 import signal
 import subprocess
@@ -20,6 +21,7 @@ KEPT = ("TMPDIR", "RALLYPOINT_RUNTIME_DIR", "XDG_STATE_HOME", "HOME")
 NODES = 3
 CONF = """
 ClusterName=test
+FirstJobId={job}
 SlurmctldHost=localhost
 SlurmUser=root
 SlurmctldPort={control}
@@ -111,7 +113,8 @@ def start_slurm(folder: Path, wait_until: Callable[..., Any]) -> Iterator[Slurm]
     key.write_bytes(os.urandom(128))
     key.chmod(0o400)
     free = ports.free_ports(NODES + 1)
-    conf = CONF.format(folder=folder, control=free[0], first=free[1], last=free[-1], nodes=NODES)
+    job = random.randrange(1, 1_000_000)  # jobs of a cluster beside this one are to meet at other ports
+    conf = CONF.format(folder=folder, job=job, control=free[0], first=free[1], last=free[-1], nodes=NODES)
     (folder / "slurm.conf").write_text(conf)
     own = {"key-file": "munge.key", "socket": "munge.sock", "pid-file": "munge.pid", "log-file": "munge.log", "seed-file": "seed"}
     daemons = [slurm.serve("munged", "--foreground", *(f"--{flag}={folder}/{name}" for flag, name in own.items()))]

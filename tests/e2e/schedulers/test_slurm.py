@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from tests.e2e.schedulers.slurm_cluster import NODES, Slurm, start_slurm
 
-pytestmark = [pytest.mark.root, pytest.mark.xdist_group("slurm")]
+pytestmark = [pytest.mark.root, pytest.mark.xdist_group("slurm"), pytest.mark.timeout(600)]
 
 
 @pytest.fixture
