@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 import random
 import shutil
 import signal
@@ -98,6 +99,20 @@ class Slurm:
         fields = dict(piece.split("=", 1) for piece in self.run("scontrol", "show", "job", job)[1].split() if "=" in piece)
         return fields.get("JobState", "")
 
+    def end_jobs(self, wait_until: Callable[..., Any]) -> None:
+        """Of what runs under them, nothing writes to the folder any more then."""
+        self.run("scancel", f"--user={pwd.getpwuid(os.geteuid()).pw_name}")
+        wait_until(lambda: self.run("squeue", "-h")[1] == "")
+        wait_until(lambda: not any(map(self._is_step, filter(str.isdigit, os.listdir("/proc")))))
+
+    def _is_step(self, pid: str) -> bool:
+        try:
+            name = Path(f"/proc/{pid}/comm").read_text().strip()
+            around = Path(f"/proc/{pid}/environ").read_bytes()  # nothing once it has ended
+        except OSError:
+            return False
+        return name == "slurmstepd" and f"SLURM_CONF={self.folder}/".encode() in around
+
 
 @contextmanager
 def start_slurm(folder: Path, wait_until: Callable[..., Any]) -> Iterator[Slurm]:
@@ -123,7 +138,10 @@ def start_slurm(folder: Path, wait_until: Callable[..., Any]) -> Iterator[Slurm]
         daemons.append(slurm.serve("slurmctld", "-D"))
         daemons += [slurm.serve("slurmd", "-D", "-N", f"127.0.0.{node + 1}") for node in range(NODES)]
         wait_until(lambda: slurm.run("sinfo", "-h", "-o", "%T %D")[1].strip() == f"idle {NODES}")
-        yield slurm
+        try:
+            yield slurm
+        finally:
+            slurm.end_jobs(wait_until)
     finally:
         for daemon in reversed(daemons):
             daemon.send_signal(signal.SIGTERM)
