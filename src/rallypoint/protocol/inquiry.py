@@ -43,7 +43,7 @@ __all__ = [
     "accuse", "decode_inquiry", "decode_statement", "encode_inquiry", "encode_statement", "grouped",
 ]  # fmt: skip
 
-INQUIRY_S = 0.8  # from when all are asked until those are judged by who have answered
+INQUIRY_S = 4.0  # from when all are asked until those are judged who have answered: stacks may take 2 s, and more on a busy node
 COLLECTIVE, ELSEWHERE, UNKNOWN = PLACES = ("collective", "elsewhere", "unknown")
 GROUPS_MAX = 16
 ACCUSED_MAX = 8
