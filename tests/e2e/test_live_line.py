@@ -108,7 +108,7 @@ def test_a_worker_that_does_not_stop(columns: int, script: Any, tmp_path: Path, 
         wait_until(lambda: wakes_not_once(screen.process.pid, 1.5))
         screen.press("\x03")
         screen.until(lambda shown: any(re.search(r"1 left.* · SIGKILL in 1 min \d+ s", line) for line in shown))
-        assert any("I would rather not" in line for line in screen.text)  # after the terminal's own ^C
+        screen.until_shown("I would rather not")  # after the terminal's own ^C
         (order.parent / "next").write_bytes(b"saved the first half\nsaved the second half\n")
         (order.parent / "next").rename(order)
         screen.until_shown("saved the second half")
@@ -121,9 +121,9 @@ def test_a_worker_that_does_not_stop(columns: int, script: Any, tmp_path: Path, 
 
 
 def test_a_restart_that_is_put_off(columns: int, script: Any, tmp_path: Path) -> None:
-    flags = (*ALONE, "--max-restarts", "3", "--restart-backoff", "3")
+    flags = (*ALONE, "--max-restarts", "3", "--restart-backoff", "10")  # for as long can the line be seen
     with on_terminal(columns, *flags, script(FAILS_TWICE), tmp_path / "starts") as screen:
-        screen.until(lambda shown: any(re.fullmatch(r"restart 2 of 3 in \d s", line) for line in shown))
+        screen.until(lambda shown: any(re.fullmatch(r"restart 2 of 3 in \d+ s", line) for line in shown))
         assert "attempt 2" not in screen.text
         assert screen.ended() == 0
         assert live_lines(all_shown(screen)) == []
@@ -133,7 +133,7 @@ def test_a_restart_that_is_put_off(columns: int, script: Any, tmp_path: Path) ->
 def test_ctrl_s_delays_nothing(script: Any, tmp_path: Path, wait_until: WaitUntil) -> None:
     """M2: the line waits for the terminal, and the restart waits for neither."""
     starts = tmp_path / "starts"
-    flags = (*ALONE, "--max-restarts", "3", "--restart-backoff", "3")
+    flags = (*ALONE, "--max-restarts", "3", "--restart-backoff", "10")  # for as long can the line be seen
     with on_terminal(80, *flags, script(FAILS_TWICE), starts) as screen:
         screen.until(live_lines)
         screen.press("\x13")

@@ -46,6 +46,13 @@ def desk() -> Iterator[StackDesk]:
 
 
 @pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An answer may come as late as it does on a busy machine."""
+    for limit in ("ALL_ANSWERS_S", "ONE_ANSWER_S"):
+        monkeypatch.setattr(stacks, limit, AT_ONCE_S)
+
+
+@pytest.fixture
 def start(desk: StackDesk, wait_until: Callable[..., object]) -> Iterator[Start]:
     """A worker that has printed a line, and sleeps since."""
     started: list[subprocess.Popen[str]] = []
@@ -76,6 +83,7 @@ def speaker(worker: WorkerStacks) -> ProcessStacks:
     return worker.speaker
 
 
+@pytest.mark.usefixtures("patient")
 def test_all_threads_are_in_the_answer_and_the_worker_goes_on(desk: StackDesk, start: Start) -> None:
     program = """
         def first(): time.sleep(60)
@@ -97,6 +105,7 @@ def test_all_threads_are_in_the_answer_and_the_worker_goes_on(desk: StackDesk, s
     assert worker.communicate("\n")[0] == "went on\n"
 
 
+@pytest.mark.usefixtures("patient")
 def test_two_who_ask_at_once_get_whole_answers(desk: StackDesk, start: Start) -> None:
     """The answers of a worker have one file, and whoever looks at the job's page may ask while a hang is looked into."""
     worker = start("def stand_here(): print(flush=True); time.sleep(60)\nstand_here()")
@@ -129,9 +138,8 @@ def test_a_desk_that_is_closed_meanwhile_leaves_the_files_of_others_alone(desk: 
         ask(desk, worker)
 
 
-def test_a_long_answer_is_waited_for_to_its_end(desk: StackDesk, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    for limit in ("ALL_ANSWERS_S", "ONE_ANSWER_S"):
-        monkeypatch.setattr(stacks, limit, AT_ONCE_S)
+@pytest.mark.usefixtures("patient")
+def test_a_long_answer_is_waited_for_to_its_end(desk: StackDesk, start: Start) -> None:
     program = """
         def deep(n):
             if n: deep(n - 1)
@@ -147,6 +155,7 @@ def test_a_long_answer_is_waited_for_to_its_end(desk: StackDesk, start: Start, m
         assert speaker(answer).threads[-1][0].startswith("<module>")
 
 
+@pytest.mark.usefixtures("patient")
 def test_children_are_asked_too(desk: StackDesk, start: Start) -> None:
     program = """
         def in_child(): print(flush=True); time.sleep(60)

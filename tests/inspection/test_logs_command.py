@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pty
@@ -195,8 +196,10 @@ def test_colours_are_for_terminals(run: Path, dull: dict[str, str], is_coloured:
     env = {**os.environ, "TERM": "xterm", **dull}
     subprocess.run([*LOGS, run, "--rank", "0", "--tail", "1"], stdout=theirs, env=env, check=True, timeout=60)
     os.close(theirs)
-    with open(ours, "rb", buffering=0) as terminal:
-        shown = terminal.read(1000)
+    shown = b""
+    with open(ours, "rb", buffering=0) as terminal, contextlib.suppress(OSError):  # EIO: there is no more
+        while part := terminal.read(1000):
+            shown += part
     label = b"[rank 0 attempt 1]"
     assert shown == (b"\x1b[36m%b\x1b[0m" % label if is_coloured else label) + b" 2026-11-16 19:08:06 step 3\r\n"
 
@@ -260,7 +263,8 @@ def test_what_is_new_comes_in_order_until_the_agent_is_gone(tmp_path: Path, monk
 
 # --- of jobs ---------------------------------------------------------------------------------------------------------------
 
-# Each worker prints lines, and waits until the last of every four has come out at the other end.
+# Each worker prints lines, and waits until the last of every four has come out at the other end; the one that fails, until the
+# others have written so much that their first files are full too.
 TALKER = """
 import os, sys, time
 rank, attempt, shown = os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"], sys.argv[1]
@@ -270,6 +274,8 @@ for number in range(40):
     while number % 4 == 3 and line not in open(shown).read():
         time.sleep(0.01)
     if (attempt, rank, number) == ("0", "1", 23):
+        while not all(f"<0 {other} 19>" in open(shown).read() for other in (0, 2)):
+            time.sleep(0.01)
         sys.exit(3)
 """
 WAITER = """

@@ -107,31 +107,44 @@ def trainers(
     return Trainers(start_rallyrun, script(TRAINER, "trainer.py"), folder, free_port())
 
 
-def by_term(_: Trainers, node: Node) -> None:
+# Ways to give notice, each of which returns when it was given.
+
+
+def by_term(_: Trainers, node: Node) -> float:
+    noticed_at = time.monotonic()
     node.send_signal(signal.SIGTERM)
+    return noticed_at
 
 
-def by_a_signal(_: Trainers, node: Node) -> None:
+def by_a_signal(_: Trainers, node: Node) -> float:
+    noticed_at = time.monotonic()
     node.send_signal(signal.SIGUSR1)
+    return noticed_at
 
 
-def by_command(_: Trainers, node: Node) -> None:
+def by_command(_: Trainers, node: Node) -> float:
+    """The last thing that the command does, after it has looked for the job and asked all nodes."""
     drain = [sys.executable, "-m", "rallypoint", "drain", "1", "a-job"]
     told = subprocess.run(drain, capture_output=True, text=True, timeout=60, check=False)
     assert "was told to stop its workers and leave" in told.stdout, told.stderr
+    return time.monotonic()
 
 
-def by_file(trainers: Trainers, _: Node) -> None:
+def by_file(trainers: Trainers, _: Node) -> float:
+    noticed_at = time.monotonic()
     trainers.put("notice")
+    return noticed_at
 
 
-def by_http(_: Trainers, node: Node) -> None:
+def by_http(_: Trainers, node: Node) -> float:
     how = node.wait_for_line("to give this node notice: curl").partition("notice: ")[2]
     asked = ["curl", "-s", "-w", " %{http_code}", *re.findall(r"'[^']*'|\S+", how)[1:]]
+    noticed_at = time.monotonic()
     told = subprocess.run([one.strip("'") for one in asked], capture_output=True, text=True, timeout=60, check=True)
     assert told.stdout.endswith("when all workers have saved\n 202")
     without = subprocess.run([*asked[:4], "-X", "POST", asked[-1]], capture_output=True, text=True, timeout=60, check=True)
     assert without.stdout.endswith(" 401")
+    return noticed_at
 
 
 def check_that_all_saved(trainers: Trainers, noticed_at: float) -> None:
@@ -148,14 +161,13 @@ def check_that_all_saved(trainers: Trainers, noticed_at: float) -> None:
     [(by_term, "say"), (by_a_signal, "next"), (by_command, "end"), (by_file, "say"), (by_http, "next")],
 )
 def test_p17_all_save_at_one_step_and_the_node_leaves(
-    trainers: Trainers, give_notice: Callable[[Trainers, Node], None], how_they_say_it: str
+    trainers: Trainers, give_notice: Callable[[Trainers, Node], float], how_they_say_it: str
 ) -> None:
     """P17: whichever way the notice comes, and however workers say that they have saved; no restart is spent on it."""
     trainers.put(how_they_say_it)
     flags = ("--drain-signals", "USR1", "--drain-file", str(trainers.folder / "notice"), "--health-port", "0")
     host, other = trainers.start_two(*flags)
-    noticed_at = time.monotonic()
-    give_notice(trainers, other)
+    noticed_at = give_notice(trainers, other)
     assert other.wait() == PREEMPTED
     check_that_all_saved(trainers, noticed_at)
     (trainers.folder / how_they_say_it).unlink()

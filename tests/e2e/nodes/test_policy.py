@@ -117,7 +117,7 @@ def test_m13_a_spare_takes_the_seat_of_a_node_that_always_fails(
     job = Job(start_rallyrun, script(member, "member.py"), tmp_path, free_port())
     good, bad, spare = start_with_spare(job, "--max-restarts", "9", env={"FAILS": "1"})
     for node in (good, spare):
-        node.agent.wait_for(lambda node=node: "left out, because their workers keep failing: rank1 for " in node.stderr, 40.0)
+        node.agent.wait_for(lambda node=node: "left out, because their workers keep failing: rank1 for " in node.stderr)
         node.wait_for_world(4, since=spare.began_at)
     job.finish()
     assert [node.wait() for node in (good, spare, bad)] == [0, 0, 0]
@@ -126,7 +126,7 @@ def test_m13_a_spare_takes_the_seat_of_a_node_that_always_fails(
 def test_p29_a_worker_has_its_node_left_out(job: Job):
     """P29: at once, for as long as can be, without a restart being spent; a spare takes the seat."""
     good, bad, spare = start_with_spare(job, "--max-restarts", "0", env={})
-    spare.agent.wait_for(lambda: len(inspect.status().nodes) == 3, 40.0)  # they answer through the store
+    spare.agent.wait_for(lambda: len(inspect.status().nodes) == 3)  # they answer through the store
     for node in (good, bad):
         node.wait_for_world(4)
     ordered_at = time.monotonic()
@@ -178,7 +178,7 @@ def test_p29_a_machine_with_a_bad_gpu_never_gets_a_seat(job: Job, tmp_path: Path
     other = job.start("--node-rank", "2", "--preflight", "gpu", env=machines[2].env, **CHECKED)
     for node in (good, other):
         node.wait_for_world(4)
-    bad.wait_for_line(f"; not fit: rank1 (gpu: {LOST})", timeout_s=40.0)
+    bad.wait_for_line(f"; not fit: rank1 (gpu: {LOST})")
     (seen,) = (node for node in inspect.status().nodes if node.pid == bad.agent.pid)
     assert seen.why == f"this machine is not fit: gpu: {LOST}"
     job.finish()
@@ -195,7 +195,7 @@ def test_p29_a_machine_that_went_bad_loses_its_seat_to_a_spare_and_gets_one_agai
     good, bad = nodes
     bad.wait_for_world(4)
     spare = job.start("--node-rank", "2", *flags, env=machines[2].env, **CHECKED)
-    spare.agent.wait_for(lambda: len(inspect.status().nodes) == 3, 40.0)
+    spare.agent.wait_for(lambda: len(inspect.status().nodes) == 3)
     good.wait_for_world(4)
     machines[1].lose_gpu()
     ordered_at = time.monotonic()
@@ -205,7 +205,7 @@ def test_p29_a_machine_that_went_bad_loses_its_seat_to_a_spare_and_gets_one_agai
     bad.wait_for_line("not fit to run workers: gpu: ")
     assert world_sizes(bad) == [2]
     machines[1].be_well()
-    bad.wait_for_line("this machine is fit to run workers", timeout_s=40.0)
+    bad.wait_for_line("this machine is fit to run workers")
     killed_at = spare.kill()
     for node in (good, bad):
         node.wait_for_world(4, since=killed_at)
