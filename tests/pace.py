@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -24,8 +25,9 @@ def is_under(took_s: float, most_s: float) -> bool:
 
 
 def _slowness() -> float:
-    """How many times longer than at rest something takes that is known."""
+    """How many times longer than at rest something takes that is known; or took, if the machine was busier until a moment ago."""
+    waited = os.getloadavg()[0] / (os.cpu_count() or 1)  # over a minute: how many wanted each core
     began_at = time.monotonic()
     for _ in range(SAMPLES):
         subprocess.run([sys.executable, "-S", "-c", "import json, socket"], check=True)
-    return max(1.0, (time.monotonic() - began_at) / SAMPLES / START_AT_REST_S)
+    return max(1.0, waited, (time.monotonic() - began_at) / SAMPLES / START_AT_REST_S)

@@ -95,7 +95,7 @@ def test_results_are_a_list_for_programs_and_a_table_for_people(notebook: dict[s
 
 
 def test_a_line_tells_how_long_the_workers_run_and_is_gone_afterwards(notebook: dict[str, Any]) -> None:
-    """It is one that changes; what takes no time shows none. Workers may take so long to start and to stop that it tells of that."""
+    """It is one that changes; what takes no time shows none. Workers may take so long to start and stop that this is told too."""
     displayed = notebook["slow"]["displayed"]
     texts = [data["text/plain"] for data, _ in displayed]
     assert [is_update for _, is_update in displayed] == [False] + [True] * (len(texts) - 1)

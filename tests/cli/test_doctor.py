@@ -48,7 +48,8 @@ def test_bad_input_is_told(argv: list[str], told: str, capfd: pytest.CaptureFixt
     assert told in capfd.readouterr().err
 
 
-def test_one_doctor_listens_and_another_comes(capfd: pytest.CaptureFixture[str]) -> None:
+def test_one_doctor_listens_and_another_comes(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rallypoint.preflight.network.ANSWER_TIMEOUT_S", 30.0)
     port = ports.free_port()
     command = [sys.executable, "-m", "rallypoint", "doctor", "--listen", str(port)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, env={**os.environ, "PYTHONUNBUFFERED": "1"}) as listening:

@@ -56,8 +56,9 @@ def test_the_table_says_what_to_do_below_what_is_wrong() -> None:
 
 
 @pytest.fixture
-def doctor() -> Iterator[int]:
+def doctor(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     """The port of a doctor that listens."""
+    monkeypatch.setattr(network, "ANSWER_TIMEOUT_S", 30.0)
     with socket.create_server(("127.0.0.1", 0)) as door:
         door.settimeout(30.0)
         thread = threading.Thread(target=network.serve, args=(door,))

@@ -25,7 +25,7 @@ def run(*command: object, cwd: Path, **more: str) -> str:
     for name, value in os.environ.items():
         if name.startswith(("PIP_", "SSL_", "http", "HTTP")):
             environ[name] = value
-    done = subprocess.run([*map(str, command)], cwd=cwd, env=environ, capture_output=True, text=True, timeout=110)
+    done = subprocess.run([*map(str, command)], cwd=cwd, env=environ, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

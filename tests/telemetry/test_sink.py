@@ -43,9 +43,10 @@ class Collector(ThreadingHTTPServer):
         from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
         requests = [ExportTraceServiceRequest.FromString(data) for path, data in self.got if path == "/v1/traces"]
-        return [
+        spans = [
             span for request in requests for one in request.resource_spans for scope in one.scope_spans for span in scope.spans
         ]
+        return list({span.span_id: span for span in spans}.values())  # an exporter may send again what was not answered in time
 
     def metrics(self) -> dict[tuple[str, str], float]:
         """The last value of each, by name and phase."""

@@ -61,9 +61,11 @@ class Recording:
 
     here = HERE
 
-    def __init__(self, views: Sequence[JobView | str], gpus: Mapping[int, Gpu] | None = None, refuses: str = "") -> None:
-        """A text among the views: there is no job then, for this reason."""
-        self._views: Iterator[JobView | str] = itertools.chain(views, itertools.repeat(views[-1]))
+    def __init__(
+        self, views: Sequence[JobView | str] | Iterator[JobView | str], gpus: Mapping[int, Gpu] | None = None, refuses: str = ""
+    ) -> None:
+        """A text among the views: there is no job then, for this reason. After the last of a sequence it stays the same."""
+        self._views = itertools.chain(views, itertools.repeat(views[-1])) if isinstance(views, Sequence) else views
         self._gpus = gpus or {}
         self._refuses = refuses
         self.looks = 0

@@ -9,6 +9,8 @@ import time
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from tests.conftest import PATIENCE_S
+
 from rallypoint.health.server import HealthCheckServer
 from rallypoint.inspection.view import Happening, JobView, NodeView, WorkerView, job_of
 from rallypoint.web.document import Span
@@ -91,7 +93,7 @@ class Told(NamedTuple):
 
 def ask(port: int, path: str, token: str | None = None, method: str = "GET", headers: dict[str, str] | None = None) -> Told:
     """One request; the token in the header."""
-    client = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    client = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)
     with contextlib.closing(client):
         own = {} if token is None else {"Authorization": f"Bearer {token}"}
         client.request(method, path, headers={**own, **(headers or {})})
@@ -103,7 +105,7 @@ class Viewer:
     """Somebody who looks at a job."""
 
     def __init__(self, port: int, token: str) -> None:
-        self._client = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+        self._client = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)
         self._client.request("GET", "/web/view", headers={"Authorization": f"Bearer {token}"})
         self.response = self._client.getresponse()
 

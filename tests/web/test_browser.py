@@ -16,7 +16,7 @@ from tests.web.made_jobs import MadeJob, served
 from rallypoint.health.server import HealthCheckServer
 from rallypoint.web.site import LogFile
 
-pytestmark = [pytest.mark.root, pytest.mark.xdist_group("browser")]
+pytestmark = [pytest.mark.root, pytest.mark.xdist_group("browser"), pytest.mark.timeout(300)]
 
 ROOT = Path(__file__).parents[2]
 AXE = ROOT / "build" / "browser" / "axe.min.js"
@@ -37,7 +37,9 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         pytest.skip("chromium or axe-core is not installed")
     with playwright.sync_playwright() as driver:
         profile = tmp_path_factory.mktemp("profile")
-        opened = driver.chromium.launch_persistent_context(profile, executable_path=chromium, headless=True, args=FLAGS)
+        opened = driver.chromium.launch_persistent_context(
+            profile, executable_path=chromium, headless=True, args=FLAGS, timeout=PATIENCE_MS
+        )
         opened.set_default_timeout(PATIENCE_MS)
         yield opened
         opened.close()

@@ -93,11 +93,11 @@ def test_what_a_program_imports_of_what_is_installed(text: str, names: list[str]
 
 
 def test_a_module_counts_for_its_own_time_only(program: Program) -> None:
-    program.write("site-packages/package/__init__.py", "import time; time.sleep(0.5)\n")
+    program.write("site-packages/package/__init__.py", "import time; time.sleep(2.0)\n")
     program.write("script.py", "import package.part\n")
     program.run()
     seconds = {line.split()[0]: float(line.split()[1]) for line in program.measured.read_text().splitlines()[1:]}
-    assert seconds["package"] >= 0.5
+    assert seconds["package"] >= 2.0
     assert seconds["package.part"] < seconds["package"]
 
 
