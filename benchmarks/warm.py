@@ -10,7 +10,7 @@ import os
 import random
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from benchmarks.contestants import PROGRAMS, RALLYRUN, Contestant, in_turn
@@ -18,7 +18,7 @@ from benchmarks.figures import Figure, Target, at_most
 from benchmarks.jobs import Job
 from benchmarks.predecessor import launchers_and_predecessor
 
-__all__ = ["measure"]
+__all__ = ["GIBIBYTES", "measure", "on_gpu"]
 
 ROUNDS = 5
 STARTED, RESTARTED = 8, 4
@@ -39,32 +39,38 @@ def measure() -> list[Figure]:
         print("torch is not installed here, so there is nothing to preload;", end=" ")
         return []
     if Path("/dev/nvidiactl").exists():
-        return [
-            _figure("warm: SIGKILL of a worker to its next step on the GPU", 1, GPU_TARGETS, _restart),
-            _standby("standby: SIGKILL of a worker to its next step on the GPU", 1),
-            *_state("state", 1300, []),
-            *_state("standby", 350, ["--standby"])[1:],
-        ]
+        return list(on_gpu(launchers_and_predecessor(), ROUNDS))
+    contestants, killed = launchers_and_predecessor(), f"SIGKILL of 1 of {RESTARTED}"
     return [
-        _standby(f"standby: SIGKILL of 1 of {RESTARTED} to the next step of all", RESTARTED),
-        _figure(f"warm: exec to torch ready in {STARTED} workers", STARTED, START_TARGETS, _start),
-        _figure(f"warm: SIGKILL of 1 of {RESTARTED} to torch ready in all", RESTARTED, RESTART_TARGETS, _restart),
+        _standby(contestants[0], f"standby: {killed} to the next step of all", RESTARTED),
+        _figure(contestants, f"warm: exec to torch ready in {STARTED} workers", STARTED, START_TARGETS, _start),
+        _figure(contestants, f"warm: {killed} to torch ready in all", RESTARTED, RESTART_TARGETS, _restart),
     ]
 
 
-def _figure(name: str, workers: int, targets: tuple[Target, ...], sample: Sample) -> Figure:
-    contestants = launchers_and_predecessor()
+def on_gpu(contestants: Sequence[Contestant], rounds: int) -> Iterator[Figure]:
+    """Those of one worker with a GPU, each when it is measured."""
+    killed = "SIGKILL of a worker to its next step on the GPU"
+    yield _figure(contestants, f"warm: {killed}", 1, GPU_TARGETS, _restart, rounds)
+    yield _standby(contestants[0], f"standby: {killed}", 1, rounds)
+    yield from _state(contestants[0], "state", 1300, [], rounds)
+    yield from _state(contestants[0], "standby", 350, ["--standby"], rounds)[1:]
+
+
+def _figure(
+    contestants: Sequence[Contestant], name: str, workers: int, targets: tuple[Target, ...], sample: Sample, rounds: int = ROUNDS
+) -> Figure:
     samples: dict[str, list[float]] = {contestant.name: [] for contestant in contestants}
-    for turn in range(ROUNDS):
+    for turn in range(rounds):
         for contestant in in_turn(contestants, turn):
             samples[contestant.name].append(sample(contestant, workers))
     return Figure(name, "ms", samples, targets)
 
 
-def _standby(name: str, workers: int) -> Figure:
+def _standby(ours: Contestant, name: str, workers: int, rounds: int = ROUNDS) -> Figure:
     """Only we have it; so there is nothing to compare with."""
-    ours, samples = launchers_and_predecessor()[0], []
-    for _ in range(ROUNDS):
+    samples: list[float] = []
+    for _ in range(rounds):
         with Job(ours.command(workers, ["--max-restarts", "1", "--standby"], [str(PROGRAMS / "torch_standby.py")])) as job:
             running = job.reports(workers)
             job.wait_for_line(ON_STANDBY)
@@ -74,12 +80,12 @@ def _standby(name: str, workers: int) -> Figure:
     return Figure(name, "ms", {RALLYRUN: samples}, STANDBY_TARGETS)
 
 
-def _state(name: str, most_ms: int, more: list[str]) -> list[Figure]:
+def _state(ours: Contestant, name: str, most_ms: int, more: list[str], rounds: int) -> list[Figure]:
     """Only we can keep it; so there is nothing to compare with."""
-    ours = launchers_and_predecessor()[0]
     saves: list[float] = []
     returns: list[float] = []
-    for _ in range(ROUNDS):
+    loads: list[float] = []
+    for _ in range(rounds):
         options = ["--max-restarts", "1", "--preload", "torch", "--checkpoint-memory", "40G", *more]
         with Job(ours.command(1, options, [str(PROGRAMS / "gpu_state.py"), str(GIBIBYTES)])) as job:
             told = [line.split() for line in job.lines(SAVES)]
@@ -89,11 +95,13 @@ def _state(name: str, most_ms: int, more: list[str]) -> list[Figure]:
             saves += [float(took_s) * 1000 for _, _, took_s, _ in told[PINNED_AFTER:]]
             killed_at = time.monotonic()
             os.kill(int(told[-1][-1]), signal.SIGKILL)
-            (_, at, _, _), _same = (line.split() for line in job.lines(2))
+            (_, at, took_s, _), _same = (line.split() for line in job.lines(2))
             returns.append((float(at) - killed_at) * 1000)
+            loads.append(float(took_s) * 1000)
     return [
         Figure(f"{name}: save of {GIBIBYTES} GiB from the GPU", "ms", {RALLYRUN: saves}, (at_most(250, "ms"),)),
         Figure(f"{name}: SIGKILL to {GIBIBYTES} GiB back on the GPU", "ms", {RALLYRUN: returns}, (at_most(most_ms, "ms"),)),
+        Figure(f"{name}: of that, load()", "ms", {RALLYRUN: loads}),
     ]
 
 

@@ -19,6 +19,7 @@ from collections.abc import Iterable, Sequence
 
 from rallypoint.base import environment
 from rallypoint.checkpoint.devices import Registered
+from rallypoint.checkpoint.pages import map_file
 from rallypoint.checkpoint.rooms import Room, room_of
 
 TYPE_CHECKING = False
@@ -36,7 +37,7 @@ class Mapped:
     def __init__(self, fd: int, room: Room, flags: int = 0) -> None:
         """OSError: it is smaller by now, or there is no memory for it."""
         self.room = room
-        self.memory = mmap.mmap(fd, room.size, mmap.MAP_SHARED | flags)
+        self.memory = map_file(fd, room.size, flags)
         self._registered: Registered | None = None
 
     @property
@@ -75,7 +76,7 @@ class Ahead:
     def _map(self, fd: int, room: Room) -> None:
         try:
             mapped = Mapped(fd, room, _POPULATE)
-        except (OSError, ValueError):  # there is not enough memory, or it has changed: the worker will see
+        except OSError:  # there is not enough memory, or it has changed: the worker will see
             self._fds.remove(fd)
             os.close(fd)
             return

@@ -8,7 +8,6 @@ once: it goes by way of a few small buffers that are pinned, each filled while t
 from __future__ import annotations
 
 import ctypes
-import mmap
 import queue
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -46,7 +45,7 @@ class DevicePart:
 class Registered:
     """A mapping that the driver knows, until `close`; one that it does not want to know is copied to more slowly."""
 
-    def __init__(self, torch: Any, memory: mmap.mmap) -> None:
+    def __init__(self, torch: Any, memory: memoryview) -> None:
         self._runtime = torch.cuda.cudart()
         holder = ctypes.c_char.from_buffer(memory)
         self._address = ctypes.addressof(holder)

@@ -12,6 +12,7 @@ import os
 
 from rallypoint.base.records import Value
 from rallypoint.checkpoint.layout import BODY_AT, MARK_BYTES, NO_MARK
+from rallypoint.checkpoint.pages import use_large_pages
 
 __all__ = ["Room", "clear_room", "make_room", "room_of"]
 
@@ -42,6 +43,7 @@ def make_room(fd: int, size: int) -> None:
     os.pwrite(fd, NO_NAME, NAME_AT)
     try:
         os.ftruncate(fd, size)
+        use_large_pages(fd, size)
         os.posix_fallocate(fd, 0, size)
     except OSError:
         clear_room(fd)

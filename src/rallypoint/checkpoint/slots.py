@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -23,6 +22,7 @@ from rallypoint.checkpoint.layout import (
     slot_to_write,
     write_mark,
 )
+from rallypoint.checkpoint.pages import map_file
 from rallypoint.checkpoint.rooms import make_room, room_of
 from rallypoint.checkpoint.trees import Part, put_together, take_apart
 from rallypoint.errors import CheckpointMemoryError, UsageError
@@ -71,10 +71,8 @@ class Slots:
         self._make_room(slot, BODY_AT + size)
         count = max((one.count for one in marks if one), default=0) + 1
         mark = Mark(count, self._generation, step, self._rank, self._world, len(head), size)
-        if any(isinstance(part, DevicePart) for part in parts):
-            view = memoryview(self._pin(slot).memory)
-        else:
-            view = self._view(slot, BODY_AT + size)
+        has_device = any(isinstance(part, DevicePart) for part in parts)
+        view = self._pin(slot).memory if has_device else self._view(slot, BODY_AT + size)
         begin_write(view, head, parts, places)
         return partial(finish_write, view, mark, parts)
 
@@ -102,7 +100,8 @@ class Slots:
     def _view(self, slot: int, size: int) -> memoryview:
         """The beginning of a slot."""
         mapped = self._held(slot)
-        return memoryview(mmap.mmap(self._fds[slot], size) if mapped is None else mapped.memory)[:size]
+        fd = self._fds[slot]
+        return (map_file(fd, max(size, os.fstat(fd).st_size)) if mapped is None else mapped.memory)[:size]
 
     def _make_room(self, slot: int, size: int) -> None:
         """Refused while nothing is lost. What is reserved here cannot be missing in the middle of a copy."""
