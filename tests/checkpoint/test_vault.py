@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from rallypoint.base import defaults
+from rallypoint.checkpoint.folder import write_out
 from rallypoint.checkpoint.layout import JOB
 from rallypoint.checkpoint.slots import Slots
 from rallypoint.checkpoint.vault import Vault
@@ -57,7 +58,7 @@ def test_half_a_snapshot_of_an_earlier_job_is_not_taken_up(change: Callable[[byt
     with contextlib.closing(Vault(8 << 20, workers=2)) as vault:
         for local_rank, fds in vault.assign(ranks).items():
             slots_of(vault, fds, local_rank, 2).save(5, "old")
-        assert vault.write_out(str(tmp_path)) == 2
+        assert write_out(str(tmp_path), vault.own()) == 2
     before = set(os.listdir("/proc/self/fd"))
     with contextlib.closing(Vault(8 << 20, workers=2)) as vault:
         files = vault.assign(ranks)
@@ -71,5 +72,5 @@ def test_half_a_snapshot_of_an_earlier_job_is_not_taken_up(change: Callable[[byt
         path.write_bytes(change(path.read_bytes()))
         with pytest.raises(OSError, match=r"rank-1-of-2\.0 is not a whole snapshot; delete it"):
             vault.read_back(str(tmp_path), files, ranks, 2)
-        assert vault.is_empty()
+        assert not vault.own()
     assert set(os.listdir("/proc/self/fd")) == before

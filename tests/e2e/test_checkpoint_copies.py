@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.conftest import StartRallyrun
+from tests.conftest import RunningRallyrun, StartRallyrun
 from tests.ports import free_port
 
 Script = Callable[..., Path]
@@ -68,6 +69,53 @@ def test_a_lost_node_is_replaced_and_nothing_but_a_step_is_lost(
         assert total == (rank + 1) * sum(range(first))
     assert all(re.search(r"2 snapshots of step \d+ fetched from other nodes", node.stderr) for node in others[1:])
     assert "--checkpoint-copies:" not in host.stderr
+
+
+SAVES_AND_WAITS = """
+    import os, signal
+    from rallypoint.worker import checkpoint
+
+    found = checkpoint.load()
+    print("rank", os.environ["RANK"], "finds", found and (found.step, found.state), flush=True)
+    for step in range(3) if found is None else ():
+        checkpoint.save(step, f"{os.environ['RANK']} at {step}")
+    if found is None:
+        print("all is saved", flush=True)
+        signal.pause()
+"""
+
+
+def test_what_a_lost_node_had_saved_is_left_to_the_next_job_by_its_partner(
+    start_rallyrun: StartRallyrun, script: Script, tmp_path: Path
+) -> None:
+    """The node is lost for good, and the job is stopped while it waits for another."""
+    program, folder = script(SAVES_AND_WAITS), tmp_path / "kept"
+    flags = ["--checkpoint-memory", "32M", "--checkpoint-copies", "1", "--checkpoint-dir", folder]
+
+    def start_nodes() -> list[RunningRallyrun]:
+        meeting = ["--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}", "--local-addr", "127.0.0.1"]
+        host = start_rallyrun([*meeting, "--nproc-per-node", "1", *flags, program])
+        host.wait_for_line("this node hosts the coordination store")
+        return [host, start_rallyrun([*meeting, "--nproc-per-node", "1", *flags, program])]
+
+    port = free_port()
+    host, other = start_nodes()
+    for node in (host, other):
+        node.wait_for_line("all is saved")
+    other.process.kill()
+    host.wait_for(lambda: "waiting: " in host.stderr.partition(" was lost: ")[2])
+    host.send_signal(signal.SIGTERM)
+    assert host.wait() == 128 + signal.SIGTERM
+    assert re.search(r"[23] copies of other nodes' snapshots written to .*/kept, as a node may be lost", host.stderr)
+    assert {path.name.partition(".")[0] for path in folder.iterdir()} == {"rank-0-of-2", "copy-of-rank-1-of-2"}
+    port = free_port()
+    nodes = start_nodes()
+    assert [node.wait() for node in nodes] == [0, 0]
+    found = re.findall(r"rank (\d) finds \((\d), '(\d) at (\d)'\)", "".join(node.stdout for node in nodes))
+    assert sorted(rank for rank, *_ in found) == ["0", "1"]
+    assert all(rank == whose and step == of for rank, step, whose, of in found)
+    assert len({step for _, step, *_ in found}) == 1
+    assert list(folder.iterdir()) == [], "the work is done"
 
 
 def test_with_one_node_it_is_said_that_there_are_no_copies(start_rallyrun: StartRallyrun, script: Script) -> None:

@@ -141,6 +141,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         self._checkpoint_memory, self._checkpoint_dir = memory, folder
         self._checkpoint_copies, self._checkpoint_bandwidth = copies, bandwidth
         self._snapshots: Snapshots | None = None
+        self._is_seated = False  # whether there is a generation in which we have a place
         self._peers.alike = ("checkpoint_memory", "given" if memory else "not given"), ("checkpoint_copies", copies)
 
     def run(self, role: str = "default") -> RunResult:
@@ -392,9 +393,16 @@ class LocalElasticAgent(SimpleElasticAgent):
         )
         return self._snapshots.prepare(group, envs)
 
+    def _rendezvous(self, worker_group: WorkerGroup) -> None:
+        self._is_seated = False
+        super()._rendezvous(worker_group)
+        self._is_seated = True
+
     def _end_snapshots(self, succeeded: bool) -> None:
+        """A job that ends while it waits for the next generation may have lost nodes, whether or not anybody has said so."""
         if self._snapshots is not None:
-            self._snapshots.end(succeeded)
+            verdict = self._peers.job.verdict()
+            self._snapshots.end(succeeded, not self._is_seated or (verdict is not None and bool(verdict.lost)))
 
     @prof
     def _stop_workers(self, worker_group: WorkerGroup, is_restart: bool = False) -> None:

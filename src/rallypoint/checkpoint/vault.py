@@ -11,11 +11,9 @@ When a job ends before its work is done, what is kept can be written to a folder
 
 from __future__ import annotations
 
-import errno
 import os
 import threading
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TypeVar
 
@@ -24,6 +22,7 @@ from rallypoint.base.outbox import Deputy
 from rallypoint.base.records import Value
 from rallypoint.base.signals import inbox
 from rallypoint.base.text import many
+from rallypoint.checkpoint.folder import Found, clear_out, copy_file, find_snapshots, write_out
 from rallypoint.checkpoint.layout import (
     BODY_AT,
     MARK_BYTES,
@@ -36,7 +35,7 @@ from rallypoint.checkpoint.layout import (
     write_mark,
     write_place,
 )
-from rallypoint.checkpoint.rooms import clear_room
+from rallypoint.checkpoint.rooms import clear_room, make_room
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -132,18 +131,26 @@ class Snapshots:
         if self._courier is not None:
             self._courier.stop()
 
-    def end(self, succeeded: bool) -> None:
-        """The job is over, and its workers are gone."""
+    def end(self, succeeded: bool, has_lost_nodes: bool = False) -> None:
+        """The job is over, and its workers are gone; maybe also nodes that cannot write what they kept themselves."""
         self._end_copying()
         if self._folder is None or self._group is None:
             return
         ranks, world = self._group.ranks.values(), self._group.world
         if succeeded:
-            self._try(lambda folder: self._vault.clear_out(folder, ranks, world), "what is there stays")
-        elif not self._vault.is_empty():
-            count = self._try(self._vault.write_out, "what was saved last is lost")
-            if count:
-                report.info(f"{many(count, 'snapshot')} of this node's workers written to {self._folder}")
+            self._try(lambda folder: clear_out(folder, ranks, world), "what is there stays")
+            return
+        count = self._write(self._vault.own(), are_copies=False)
+        if count:
+            report.info(f"{many(count, 'snapshot')} of this node's workers written to {self._folder}")
+        count = self._write(self._vault.copies(world) if has_lost_nodes else [], are_copies=True)
+        if count:
+            copies = f"{many(count, 'copy', 'copies')} of other nodes' snapshots"
+            report.info(f"{copies} written to {self._folder}, as a node may be lost")
+
+    def _write(self, snapshots: list[tuple[int, Mark]], are_copies: bool) -> int | None:
+        otherwise = f"what was saved last{' on lost nodes' if are_copies else ''} is lost"
+        return self._try(lambda folder: write_out(folder, snapshots, are_copies), otherwise) if snapshots else 0
 
     def _try(self, work: Callable[[str], T], otherwise: str, discard: Callable[[T], None] | None = None) -> T | None:
         """Whatever is wrong with the folder, the job goes on, or ends as it would; and whoever cannot wait sends a signal."""
@@ -179,9 +186,6 @@ class Vault:
         self._own: dict[int, Shelf] = {}  # by rank
         self._shelves: list[Shelf] = []
         self._lock = threading.Lock()
-
-    def is_empty(self) -> bool:
-        return not any(map(_marks, self._own.values()))
 
     def assign(self, ranks: Mapping[int, int]) -> dict[int, tuple[int, ...]]:
         """The files of each worker, given the rank of each in the job; by local rank."""
@@ -276,47 +280,36 @@ class Vault:
 
     # --- from one job to the next ------------------------------------------------------------------------------------------
 
-    def write_out(self, folder: str) -> int:
-        """Each snapshot into a file, under its name only when it is whole; how many there are."""
-        os.makedirs(folder, exist_ok=True)
-        count = 0
-        for shelf in self._own.values():
-            for slot, (fd, mark) in enumerate(_marks(shelf)):
-                path = os.path.join(folder, _name(mark.rank, mark.world, slot))
-                _copy_into(fd, f"{path}.new", BODY_AT + mark.body_bytes)
-                os.rename(f"{path}.new", path)
-                count += 1
-        return count
+    def own(self) -> list[tuple[int, Mark]]:
+        """The files with what our workers have saved."""
+        return [one for shelf in self._own.values() for one in _marks(shelf)]
+
+    def copies(self, world: int) -> list[tuple[int, Mark]]:
+        """Those with copies of what others' workers have saved, in a world of this size."""
+        found = [one for shelf in self._all() if shelf not in self._own.values() for one in _marks(shelf)]
+        return [(fd, mark) for fd, mark in found if mark.world == world and mark.rank not in self._own]
 
     def read_back(
         self, folder: str, files: Mapping[int, tuple[int, ...]], ranks: Mapping[int, int], world: int
     ) -> list[tuple[int, int]]:
         """What an earlier job has left for these ranks: files of theirs, and a copy for each, to be put in its place.
 
-        OSError: something cannot be read, is not whole, or is more than they may have.
+        OSError: something cannot be read or trusted, is not whole, or is more than they may have.
         """
+        found = find_snapshots(folder, [*ranks.values()], world, self._slots, self._each_bytes)
         copies: list[tuple[int, int]] = []
         try:
             for local_rank, fds in files.items():
-                paths = [os.path.join(folder, _name(ranks[local_rank], world, slot)) for slot in range(len(fds))]
-                found = [(fd, path) for fd, path in zip(fds, paths, strict=True) if os.path.exists(path)]
-                size = sum(os.path.getsize(path) for _, path in found)
-                if size > self._each_bytes:
-                    raise OSError(errno.EFBIG, f"snapshots of {size:,} bytes are more than the {self._each_bytes:,} of a worker")
-                for fd, path in found:
+                for fd, kept in zip(fds, found.get(ranks[local_rank], ()), strict=False):
                     copies.append((fd, _new_file()))
-                    _read_whole(path, copies[-1][1])
+                    _take_up(kept, copies[-1][1])
         except OSError:
             _close_copies(copies)
             raise
+        finally:
+            for kept in (one for of_rank in found.values() for one in of_rank):
+                os.close(kept.fd)
         return copies
-
-    def clear_out(self, folder: str, ranks: Iterable[int], world: int) -> None:
-        """The work is done: nobody is to take up what was left of it."""
-        for rank in ranks:
-            for slot in range(SLOTS_WITH_COPIES):
-                with suppress(FileNotFoundError):
-                    os.unlink(os.path.join(folder, _name(rank, world, slot)))
 
     def close(self) -> None:
         with self._lock:
@@ -336,14 +329,10 @@ def _close_copies(copies: list[tuple[int, int]]) -> None:
         os.close(copy)
 
 
-def _read_whole(path: str, target: int) -> None:
-    with open(path, "rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        mark = read_mark(file.read(MARK_BYTES))
-        if mark is None or BODY_AT + mark.body_bytes != size:
-            raise OSError(errno.EIO, f"{path} is not a whole snapshot; delete it to do without")
-        _copy(file.fileno(), target, size)
-        os.pwrite(target, write_mark(mark.of_earlier_job()), 0)
+def _take_up(found: Found, target: int) -> None:
+    make_room(target, found.size)
+    copy_file(found.fd, target, BODY_AT, found.size)
+    os.pwrite(target, write_mark(found.mark.of_earlier_job()), 0)
 
 
 def _marks(shelf: Shelf) -> list[tuple[int, Mark]]:
@@ -373,24 +362,3 @@ def _size(shelf: Shelf) -> int:
 def _clear(shelf: Shelf) -> None:
     for fd in shelf:
         clear_room(fd)
-
-
-def _name(rank: int, world: int, slot: int) -> str:
-    return f"rank-{rank}-of-{world}.{slot}"
-
-
-def _copy_into(fd: int, path: str, size: int) -> None:
-    with open(path, "wb") as file:
-        _copy(fd, file.fileno(), size)
-        os.fsync(file.fileno())
-
-
-def _copy(source: int, target: int, size: int) -> None:
-    """Of files; the kernel does it."""
-    offset = 0
-    os.lseek(target, 0, os.SEEK_SET)
-    while offset < size:
-        count = os.sendfile(target, source, offset, size - offset)
-        if not count:
-            raise OSError(errno.EIO, "the file has become shorter while it was read")
-        offset += count

@@ -26,6 +26,7 @@ from enum import IntFlag
 
 from rallypoint.base import defaults, environment, report
 from rallypoint.base.outbox import Deputy
+from rallypoint.base.own_files import FOREIGN, NOBODY, foreign_owner, open_folder
 from rallypoint.base.records import Record, Value, field
 from rallypoint.base.signals import inbox
 from rallypoint.errors import NotAFolderError, UsageError, bad_field
@@ -36,8 +37,6 @@ INHERITED = ""  # the path that stands for "the launcher's own stream"
 FOLDERS_TIMEOUT_S = 5.0  # for the folders of one group of workers
 FIRST_TIMEOUT_S = 60.0  # for those of the first one: nothing runs yet that could wait for them
 REMOVERS = 8
-NOBODY = 65534  # whom a file server takes root for
-_FOREIGN = "it belongs to {owner}, who could make root write elsewhere"
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 file_clerk = Deputy()  # does for all of this process what has to be done with files of logs before one can go on
@@ -334,9 +333,9 @@ def check_log_dir(log_dir: str | None) -> None:
         nearest = os.path.dirname(nearest)
     if not os.path.isdir(nearest):
         raise _log_dir_error(log_dir, f"{nearest} is not a folder")
-    owner = _foreign_owner(os.stat(nearest))
+    owner = foreign_owner(os.stat(nearest))
     if owner:
-        raise _log_dir_error(log_dir, _FOREIGN.format(owner=owner))
+        raise _log_dir_error(log_dir, FOREIGN.format(owner=owner))
     if not os.access(nearest, os.W_OK | os.X_OK):
         reason = errno.EROFS if os.statvfs(nearest).f_flag & os.ST_RDONLY else errno.EACCES
         raise _log_dir_error(log_dir, f"{os.strerror(reason)} in {nearest}")
@@ -369,11 +368,8 @@ def _make_folder(path: str, mode: int = 0o777, dir_fd: int | None = None) -> boo
 
 
 def _make_run_folder(root: str, stem: str) -> LogFolder:
-    root_fd = os.open(root, _FOLDER)
+    root_fd = open_folder(root)
     try:
-        owner = _foreign_owner(os.fstat(root_fd))
-        if owner:
-            raise PermissionError(errno.EPERM, _FOREIGN.format(owner=owner))
         while True:
             name = f"{stem}_{os.urandom(4).hex()}"
             if _make_folder(name, dir_fd=root_fd):
@@ -386,21 +382,6 @@ def _make_run_folder(root: str, stem: str) -> LogFolder:
     if status.st_uid not in (os.geteuid(), NOBODY):
         raise OSError(errno.ESTALE, "somebody has put another folder in the place of the one that was made", path)
     return LogFolder(path, status.st_dev, status.st_ino)
-
-
-def _foreign_owner(status: os.stat_result) -> str:
-    """The other user of this machine to whom the folder belongs, if we are root; it is for root that this matters.
-
-    Whoever has no account here, as the owner of what is mounted into a container, can swap nothing here either.
-    """
-    if os.geteuid() != 0 or status.st_uid in (0, NOBODY):
-        return ""
-    import pwd
-
-    try:
-        return pwd.getpwuid(status.st_uid).pw_name
-    except KeyError:
-        return ""
 
 
 def _remove_if_empty(root: str) -> bool:

@@ -12,15 +12,15 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-import stat
 import sys
 import time
 from collections.abc import Callable, Sequence
 
 from rallypoint.base import defaults, environment, report
 from rallypoint.base.outbox import Outbox
+from rallypoint.base.own_files import open_own, replace_own, write_whole
 from rallypoint.base.signals import inbox
-from rallypoint.output.log_specs import NOBODY, file_clerk
+from rallypoint.output.log_specs import file_clerk
 from rallypoint.processes import import_record
 from rallypoint.processes.import_record import FILE_BYTES, MEASURED_BYTES, ImportRecord, Measured
 from rallypoint.processes.warm_rules import choose_modules, program_of
@@ -215,14 +215,11 @@ def _in_words(error: BaseException) -> str:
 def _read_file(path: str) -> tuple[ImportRecord, ...]:
     """Nobody else may have written it: what it names is imported."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        fd = open_own(path)
     except FileNotFoundError:
         return ()
     try:
-        status = os.fstat(fd)
-        if not stat.S_ISREG(status.st_mode) or status.st_uid not in (os.geteuid(), NOBODY) or status.st_mode & 0o022:
-            raise PermissionError(errno.EPERM, "others could have written it")
-        if status.st_size > FILE_BYTES:
+        if os.fstat(fd).st_size > FILE_BYTES:
             raise ValueError(f"it has more than {FILE_BYTES} bytes")
         content = os.read(fd, FILE_BYTES)
     finally:
@@ -234,12 +231,4 @@ def _write_file(path: str, text: str) -> None:
     """As a whole or not at all."""
     if os.path.basename(path) != defaults.IMPORTS_FILE:  # a log folder is there, or was removed
         os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
-    new = f"{path}.{os.urandom(4).hex()}"
-    fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    try:
-        with os.fdopen(fd, "w", encoding="ascii") as file:
-            file.write(text)
-        os.rename(new, path)
-    except OSError:
-        os.unlink(new)
-        raise
+    replace_own(path, lambda fd: write_whole(fd, text.encode("ascii")))
