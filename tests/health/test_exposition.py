@@ -20,6 +20,7 @@ from rallypoint import metrics
 from rallypoint.health.server import MOST_NAMES, HealthCheckServer, PrometheusMetricHandler
 from rallypoint.health.status import AgentStatus, StatusBoard
 from rallypoint.metrics import MetricData, MetricHandler
+from rallypoint.protocol.pace import Pace, Scores
 from rallypoint.story.phases import PHASES, RUNNING, STOPPING, enter, open_ledger
 
 ROOT = Path(__file__).parents[2]
@@ -123,6 +124,21 @@ def test_metrics_follow_the_status(serve: Serve) -> None:
     assert (values["rallypoint_phase stopping"], values["rallypoint_ready"], values["rallypoint_restarts_total"]) == (1, 0, 3)
     assert values["rallypoint_workers"] == 0
     assert {"rallypoint_world_size", "rallypoint_last_progress_age_seconds"}.isdisjoint(values)
+
+
+@needs_client
+def test_how_quick_workers_are_beside_those_of_all_nodes(serve: Serve) -> None:
+    board = running_board()
+    server = serve(board)
+    assert "slowness" not in fetch(server)[1]
+    board.read_paces = lambda: [Pace(8, 0.2, 50, 0.75), Pace(9, 0.1, 50), Pace(10, 0.1, 3)]
+    board.read_slowness = lambda: Scores({8: 2.0, 9: 1.0}, 1.0)
+    values = samples(fetch(server)[1])
+    told = {name.removeprefix("rallypoint_"): value for name, value in values.items() if "worker_" in name or "node_" in name}
+    assert {name: value for name, value in told.items() if "failures" not in name and "hung" not in name} == {
+        "worker_step_seconds 8": 0.2, "worker_step_seconds 9": 0.1, "worker_step_seconds 10": 0.1,
+        "worker_busy_ratio 8": 0.75, "worker_slowness 8": 2.0, "worker_slowness 9": 1.0, "node_slowness": 1.0,
+    }  # fmt: skip
 
 
 @needs_client

@@ -97,9 +97,18 @@ class TestAJob:
         slow = WorkerView(4, 0, 104, step=49, step_s=0.2, steps=48)
         job = job_of([node("a", workers=tuple(quick)), node("b", 1, workers=(slow,))])
         assert stragglers(job) == (slow,)
-        assert straggling(job) == "rank 4; it takes 2.0 times as long for a step as the median (0.2 s, not 0.102 s)"
+        assert straggling(job) == "rank 4 (node b); it takes 2.0 times as long for a step as the median (0.2 s, not 0.102 s)"
         assert straggling(job_of([node("a", workers=workers(10, 10, 10, 4))])) == "rank 3"
         assert straggling(job_of([node("a", workers=tuple(quick))])) == ""
+
+    def test_a_straggler_is_one_that_is_busy_while_the_others_wait(self) -> None:
+        alike = [WorkerView(rank, 0, 100 + rank, step=50, step_s=0.1, steps=49, busy=0.2) for rank in range(3)]
+        job = job_of([node(name, rank, workers=(alike[rank],)) for rank, name in enumerate("abc")])
+        assert straggling(job) == ""
+        job = job_of(
+            [node(name, rank, workers=(alike[rank].replace(busy=0.2 + 0.8 * (rank == 1)),)) for rank, name in enumerate("abc")]
+        )
+        assert straggling(job).startswith("rank 1 (node b); it is busy for 5.0 times as long in each step as the median")
 
     def test_a_node_is_found_by_its_name_its_host_its_id_or_its_rank(self) -> None:
         job = job_of([node("a", 0), node("b", 1)])

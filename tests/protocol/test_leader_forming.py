@@ -54,9 +54,9 @@ def test_three_steps_make_a_small_generation() -> None:
     generation = job.Generation(7, 42, 2, 4, "10.0.0.0", 29500, "a worker failed", PURSE)
     assert last == [
         Put("down/generation", job.encode(generation)),
-        *(Delete(prefix, True) for prefix in ("up/failures/", "up/hangs/", "up/done/", "up/left/", "up/memories/", "up/drain/")),
-        *(Delete(prefix, True) for prefix in ("down/signal/", "down/inquiry/", "down/expelled/", "down/drain/")),
-        *(Delete(prefix, True) for prefix in ("data/", "seats/6.")),
+        *(Delete(prefix, True) for prefix in ("up/failures/", "up/hangs/", "up/pace/", "up/done/", "up/left/", "up/memories/")),
+        *(Delete(prefix, True) for prefix in ("up/drain/", "down/signal/", "down/inquiry/", "down/pace/", "down/expelled/")),
+        *(Delete(prefix, True) for prefix in ("down/drain/", "data/", "seats/6.")),
     ]
 
 

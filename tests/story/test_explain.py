@@ -156,6 +156,18 @@ def test_a_hang_names_the_rank_and_the_stacks(explain: Explain, tmp_path: Path) 
     ]
 
 
+def test_a_rank_that_is_slow_is_told_once_however_many_nodes_tell_of_it(explain: Explain, tmp_path: Path) -> None:
+    said = {"rank": 3, "message": "it takes 2.0 times as long for a step as the median (0.2 s, not 0.1 s)"}
+    for number, name in enumerate(("alpha", "beta")):
+        log = AgentLog(name)
+        log.run(0.2, 1, nodes=2, group_rank=number)
+        log.tell("worker.slow", 9.0 + number, generation=1, **said, node="beta")
+        log.end(20.0)
+        log.write(tmp_path / f"job_{number}")
+    entries = [one for one in timeline(explain.document(tmp_path)) if one[0] == "slow"]
+    assert entries == [("slow", ["alpha", "beta"], f"rank 3 (node beta) is slow: {said['message']}")]
+
+
 def test_an_agent_that_was_killed(explain: Explain, tmp_path: Path) -> None:
     """What kill -9 leaves: no end, and half a line."""
     log = AgentLog()

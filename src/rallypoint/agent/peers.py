@@ -12,7 +12,7 @@ Which of them an agent has is decided once, in `agent.capabilities`.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from rallypoint.agent.workers import RunResult, WorkerSpec
 from rallypoint.base import report
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from rallypoint.preflight.attendant import Attendant
     from rallypoint.protocol.inquiry import Statement
     from rallypoint.protocol.job_records import NodeDrain
+    from rallypoint.protocol.pace import Pace
     from rallypoint.protocol.session import AskedFor, LastWord, Noticed, Ruled
     from rallypoint.protocol.verdict import NodeReport, Verdict
 
@@ -98,6 +99,12 @@ class NoJob:
         return
 
     def declare(self, generation: int, statement: Statement) -> bool:
+        return False
+
+    def on_pace(self, hear: Callable[[int, bytes], None]) -> None:
+        return
+
+    def tell_pace(self, generation: int, workers: Iterable[Pace]) -> bool:
         return False
 
     def new_connection(self) -> Coordination | None:

@@ -21,6 +21,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from rallypoint.agent.peers import NoJob
     from rallypoint.inspection.desk import Desk
+    from rallypoint.protocol.pace import Pace
     from rallypoint.rendezvous.coordinated import CoordinatedHandler
     from rallypoint.web.document import Span
     from rallypoint.web.site import LogFile, Site
@@ -45,8 +46,9 @@ STATES = {
 def describe_node(record: RunRecord, spec: WorkerSpec, monitor: WorkerMonitor, job: CoordinatedHandler | NoJob) -> NodeView:
     """The agent of this record, as it is now."""
     status, now = record.board.status, time.monotonic()
+    paces, slowness = {one.rank: one for one in monitor.paces()}, monitor.slowness()
     workers = [
-        _describe_worker(rank, local_rank, pid, monitor, now)
+        _describe_worker(rank, local_rank, pid, monitor, paces.get(rank), slowness.workers.get(rank), now)
         for local_rank, (rank, pid) in enumerate(zip(status.ranks, status.pids, strict=True))
         if isinstance(pid, int)
     ]
@@ -69,6 +71,7 @@ def describe_node(record: RunRecord, spec: WorkerSpec, monitor: WorkerMonitor, j
         why=status.why,
         uptime_s=round(now - status.began_at, 3),
         generation=status.generation,
+        slowness=None if slowness.node is None else round(slowness.node, 3),
         node_rank=status.group_rank,
         nodes=status.group_world_size,
         world_size=status.world_size,
@@ -96,7 +99,9 @@ def _command(spec: WorkerSpec) -> str:
     return " ".join([name, *args])[:COMMAND_CHARACTERS]
 
 
-def _describe_worker(rank: int, local_rank: int, pid: int, monitor: WorkerMonitor, now: float) -> WorkerView:
+def _describe_worker(
+    rank: int, local_rank: int, pid: int, monitor: WorkerMonitor, pace: Pace | None, slowness: float | None, now: float
+) -> WorkerView:
     sight, pulse = look_at(pid), monitor.pulse(local_rank, now)
     sign_at = pulse.sign_at if pulse is not None else None
     return WorkerView(
@@ -107,8 +112,10 @@ def _describe_worker(rank: int, local_rank: int, pid: int, monitor: WorkerMonito
         doing=pulse.phase if pulse is not None else "",
         step=pulse.step if pulse is not None else None,
         silent_s=None if sign_at is None else round(now - sign_at, 3),
-        step_s=None if pulse is None or pulse.step_s is None else round(pulse.step_s, 6),
-        steps=pulse.steps if pulse is not None else 0,
+        step_s=None if pace is None else round(pace.step_s, 6),
+        steps=pace.steps if pace is not None else 0,
+        busy=None if pace is None or pace.busy is None else round(pace.busy, 3),
+        slowness=None if slowness is None else round(slowness, 3),
         cpu_s=None if sight is None else sight.cpu_s,
         memory_bytes=_memory(pid),
     )

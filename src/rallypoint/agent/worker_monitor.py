@@ -10,6 +10,7 @@ import os
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
 from rallypoint import metrics
@@ -24,14 +25,15 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import socket
 
+    from rallypoint.agent.pace_watch import PaceWatch
     from rallypoint.agent.peers import NoJob
-    from rallypoint.hangs.pace import Pace
     from rallypoint.hangs.pulse import PulseBoard
     from rallypoint.hangs.pulse_page import Pulse
     from rallypoint.hangs.watchdog import Hang, HangWatch
     from rallypoint.health.server import HealthCheckServer
     from rallypoint.net.http_server import Answer
     from rallypoint.output.log_specs import LogFolder
+    from rallypoint.protocol.pace import Pace, Scores
     from rallypoint.rendezvous.coordinated import CoordinatedHandler
     from rallypoint.timers.file_server import FileTimerServer
     from rallypoint.timers.file_timer import FileTimerRequest
@@ -65,11 +67,14 @@ class WorkerMonitor:
         self._page_fd = -1  # where workers tell of their progress, if nobody watches over hangs
         self._board: PulseBoard | None = None  # the same, once somebody has asked for it
         self._reading = threading.Lock()
+        self._looking = threading.Lock()
         self._metrics_before: metrics.MetricHandler | None = None
         self._pace_at: float | None = None  # when to see how quick the workers are
         self._pace_pause_s = PACE_PAUSE_S
-        self._slow: dict[int, int] = {}
-        record.board.read_paces = self.paces
+        self._pace_watch: PaceWatch | None = None  # once anybody wants to know
+        self._paced_job: tuple[int, int, CoordinatedHandler | NoJob] | None = None  # its generation, its nodes, who compares all
+        self._pace_words: deque[tuple[int, bytes]] = deque()  # what it says
+        record.board.read_paces, record.board.read_slowness = self.paces, self.slowness
 
     def open(self, is_asked_for_progress: bool) -> None:
         """Before the first workers are started."""
@@ -160,8 +165,7 @@ class WorkerMonitor:
         self, group: WorkerGroup, pids: dict[int, int], run_folder: LogFolder | None, job: CoordinatedHandler | NoJob
     ) -> None:
         """These workers have been started; with those of the other nodes they are a generation of the job."""
-        self._slow, self._pace_pause_s = {}, PACE_PAUSE_S
-        self._pace_at = time.monotonic() + PACE_PAUSE_S if len(pids) > 1 else None
+        self._watch_paces(len(pids), group.group_world_size or 1, job)
         if self._hang_watch is not None:
             ranks = {worker.local_rank: worker.global_rank for worker in group.workers}
             has_other_nodes = (group.group_world_size or 1) > 1
@@ -186,23 +190,23 @@ class WorkerMonitor:
         return self._hang_watch.stacks(pids, ranks) if self._hang_watch is not None else []
 
     def stop_watching(self) -> None:
-        self._pace_at = None
+        self._pace_at, self._paced_job = None, None
         if self._hang_watch is not None:
             self._hang_watch.end()
 
     def next_look_at(self) -> float | None:
         """When `look` may find something; None: not by the time alone."""
         hang_at = self._hang_watch.next_look_at() if self._hang_watch is not None else None
-        return min((at for at in (hang_at, self._pace_at) if at is not None), default=None)
+        pace_at = 0.0 if self._pace_words and self._paced_job is not None else self._pace_at
+        return min((at for at in (hang_at, pace_at) if at is not None), default=None)
 
     def look(self) -> None:
         """A worker that hangs is killed; what it did last is on record by then."""
         now = time.monotonic()
-        if self._pace_at is not None and now >= self._pace_at:
-            try:
-                self._look_at_paces(now)
-            except ImportError:  # rallypoint was moved under the job, which goes on
-                self._pace_at = None
+        try:
+            self._look_at_paces(now)
+        except ImportError:  # rallypoint was moved under the job, which goes on
+            self._pace_at = self._paced_job = None
         look_at = self._hang_watch.next_look_at() if self._hang_watch is not None else None
         if self._hang_watch is None or look_at is None or now < look_at:
             return
@@ -236,26 +240,50 @@ class WorkerMonitor:
 
     def paces(self) -> list[Pace]:
         """How long the workers here take for a step, as far as they tell; for any thread."""
-        from rallypoint.hangs.pace import Pace
+        return self._pacing().paces()
 
+    def slowness(self) -> Scores:
+        """The same, by the median of all; for any thread."""
+        return self._pacing().scores()
+
+    def _watch_paces(self, workers: int, nodes: int, job: CoordinatedHandler | NoJob) -> None:
+        """A worker that is alone in its job is neither slow nor quick."""
+        self._pace_pause_s, self._pace_at, self._pace_watch, self._paced_job = PACE_PAUSE_S, None, None, None
+        if workers > 1 or nodes > 1:
+            self._pace_at = time.monotonic() + PACE_PAUSE_S
+        if nodes > 1:
+            self._paced_job = job.generation(), nodes, job
+            job.on_pace(self._hear_of_pace)
+
+    def _hear_of_pace(self, generation: int, found: bytes) -> None:
+        """On the thread of the rendezvous; the agent is woken."""
+        self._pace_words.append((generation, found))
+
+    def _pacing(self) -> PaceWatch:
+        from rallypoint.agent.pace_watch import PaceWatch
+
+        with self._looking:
+            if self._pace_watch is None:
+                self._pace_watch = PaceWatch(self._pulses, self._record, *(self._paced_job or ()))
+            return self._pace_watch
+
+    def _pulses(self) -> list[tuple[int, Pulse]]:
+        """What the workers here say of themselves, with their ranks."""
         now, ranks = time.monotonic(), self._record.board.status.ranks
-        pulses = [(rank, self.pulse(local_rank, now)) for local_rank, rank in enumerate(ranks)]
-        return [Pace(rank, one.step_s, one.steps) for rank, one in pulses if one is not None and one.step_s is not None]
+        told = ((rank, self.pulse(local_rank, now)) for local_rank, rank in enumerate(ranks))
+        return [(rank, pulse) for rank, pulse in told if pulse is not None]
 
     def _look_at_paces(self, now: float) -> None:
         """Say who is slower than the others, once. Where nobody tells of steps, we ask ever more seldom."""
+        if self._pace_words and self._paced_job is not None:
+            self._pacing().take_word(self._pace_words)
+        if self._pace_at is None or now < self._pace_at:
+            return
         if not self._is_told_of_steps():
             self._pace_pause_s = min(2 * self._pace_pause_s, LONGEST_PACE_PAUSE_S)
             self._pace_at = now + self._pace_pause_s
             return
-        from rallypoint.hangs.pace import follow, slow_ones
-
-        self._pace_at = now + PACE_PAUSE_S
-        self._slow, found = follow(self._slow, slow_ones(self.paces()))
-        for one in found:
-            report.warn(f"rank {one.rank} is slow: it {one.text}; `rallypoint status` compares all nodes")
-            facts = {"rank": one.rank, "step_s": round(one.step_s, 6), "median_s": round(one.median_s, 6)}
-            self._record.note("worker.slow", generation=self._record.board.status.generation, message=f"it {one.text}", **facts)
+        self._pace_at = now + self._pacing().look(now)
 
     def _is_told_of_steps(self) -> bool:
         """Whether any worker does, found out without loading what reads the pages."""

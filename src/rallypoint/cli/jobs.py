@@ -21,6 +21,7 @@ from rallypoint.errors import ExitCode, RallypointError, UsageError
 from rallypoint.inspection import client
 from rallypoint.inspection.client import LocalJob, RemoteJob
 from rallypoint.inspection.view import FORMAT, JobView, NodeView, WorkerView, jobs_of, straggling, to_document
+from rallypoint.protocol.pace import SLOW
 from rallypoint.story.phases import RUNNING
 from rallypoint.story.story import duration
 
@@ -251,6 +252,8 @@ def _node_lines(node: NodeView, is_spare: bool, most_workers: int | None) -> lis
     where = f" on {node.hostname}" if node.hostname != node.node else ""
     why = f": {node.why}" if node.why and node.phase != RUNNING else ""
     lines = [f"{node.node}{where} ({rank}, pid {node.pid}): {node.phase} for {duration(node.phase_s)}{why}"]
+    if node.slowness is not None and node.slowness >= SLOW:
+        lines.append(f"  slow: its workers take {node.slowness:.1f} times as long for a step as the median of the job")
     if node.log_dir:
         lines.append(f"  logs: {node.log_dir}")
     workers = node.workers if most_workers is None else node.workers[:most_workers]

@@ -16,10 +16,10 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector, CollectorRegistry
 
 from rallypoint import __version__
-from rallypoint.hangs.pace import Pace, slowness
 from rallypoint.health import rules as health
 from rallypoint.health.server import MOST_CHARACTERS, PrometheusMetricHandler
 from rallypoint.health.status import AgentStatus, StatusBoard
+from rallypoint.protocol.pace import Pace, Scores
 from rallypoint.story.phases import DONE, LOST, PHASES, totals
 
 __all__ = ["Exposition"]
@@ -79,7 +79,7 @@ class AgentCollector(Collector):
             constant = (_label(status.run_id), _label(status.role), _label(status.hostname))
             yield from _of_status(status, constant)
             yield from _of_time(status, constant, now)
-            yield from _of_pace(self._board.read_paces(), constant)
+            yield from _of_pace(self._board.read_paces(), self._board.read_slowness() or Scores({}), constant)
             yield from _of_health(status, constant, self._board.read_progress(), self._limits, now)
         yield from _of_process(constant)
         if self._handler is not None:
@@ -126,17 +126,24 @@ def _of_health(
     yield _one(GaugeMetricFamily, "last_progress_age_seconds", explanation, constant, age_s)
 
 
-def _of_pace(paces: list[Pace], constant: Constant) -> Iterator[Metric]:
-    labels, factors = (*LABELS, "rank"), slowness(paces)
+def _of_pace(paces: list[Pace], scores: Scores, constant: Constant) -> Iterator[Metric]:
+    labels = (*LABELS, "rank")
     explanation = "Time that a worker of this agent takes for a step, over its last ones."
     steps = GaugeMetricFamily("rallypoint_worker_step_seconds", explanation, labels=labels)
-    explanation = "The same by the median of this agent's workers."
+    explanation = "Share of a step in which the main thread of a worker of this agent is busy."
+    busy = GaugeMetricFamily("rallypoint_worker_busy_ratio", explanation, labels=labels)
+    explanation = "Time of a worker of this agent by the median of all workers of the job."
     slow = GaugeMetricFamily("rallypoint_worker_slowness", explanation, labels=labels)
     for one in paces:
-        steps.add_metric((*constant, str(one.rank)), one.step_s)
-        if one.rank in factors:
-            slow.add_metric((*constant, str(one.rank)), factors[one.rank])
-    yield from (one for one in (steps, slow) if one.samples)
+        labelled = (*constant, str(one.rank))
+        steps.add_metric(labelled, one.step_s)
+        if one.busy is not None:
+            busy.add_metric(labelled, one.busy)
+        if one.rank in scores.workers:
+            slow.add_metric(labelled, scores.workers[one.rank])
+    explanation = "The same of this agent's workers together: that of their median."
+    node = _one(GaugeMetricFamily, "node_slowness", explanation, constant, scores.node)
+    yield from (one for one in (steps, busy, slow, node) if one.samples)
 
 
 def _of_process(constant: Constant) -> Iterator[Metric]:

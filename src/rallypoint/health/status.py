@@ -10,7 +10,7 @@ from rallypoint.story.phases import Ledger
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from rallypoint.hangs.pace import Pace
+    from rallypoint.protocol.pace import Pace, Scores
 
 __all__ = ["AgentStatus", "StatusBoard"]
 
@@ -44,6 +44,7 @@ class StatusBoard:
         self.status = status
         self.read_progress: Callable[[], float | None] = lambda: None
         self.read_paces: Callable[[], list[Pace]] = list  # how long the workers here take for a step, if they tell of any
+        self.read_slowness: Callable[[], Scores | None] = lambda: None  # the same, beside all others of the job
         self._lock = _thread.allocate_lock()
 
     def change(self, **changes: object) -> None:

@@ -7,12 +7,12 @@ changes when one is taken away or means something else. A reader takes what it k
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from rallypoint.base.json_text import clip
 from rallypoint.base.records import Value, field
-from rallypoint.base.text import plural, ranges
-from rallypoint.hangs.pace import Pace, Slow, slow_ones
+from rallypoint.base.text import many, plural, ranges
+from rallypoint.protocol.pace import NodePace, Pace, Slow, slow_of
 from rallypoint.story.phases import DONE, LOST, RUNNING, WAITING
 
 TYPE_CHECKING = False
@@ -33,6 +33,7 @@ MOST_NODES = 100_000
 MOST_HAPPENINGS = 64
 JobKey = tuple[str, str]  # the id of a job, and where its nodes meet
 BEHIND_STEPS = 2  # a rank that is further behind the others than a step that some have not told yet
+NODES_NAMED = 8
 BEHIND_S = 3.0  # and further than in so many seconds, where these are known: nodes start, and are asked, one after the other
 
 
@@ -48,6 +49,8 @@ class WorkerView(Value):
     silent_s: float | None = None  # since its last sign of progress
     step_s: float | None = None  # that it took for a step, over its last ones
     steps: int = 0  # that were measured for it
+    busy: float | None = None  # for which share of a step its main thread is busy
+    slowness: float | None = None  # its time by the median of all ranks
     cpu_s: float | None = None
     memory_bytes: int | None = None
 
@@ -81,6 +84,7 @@ class NodeView(Value):
     why: str = ""
     uptime_s: float = 0.0
     generation: int = 0
+    slowness: float | None = None  # that of its workers, at their median
     node_rank: int | None = None
     nodes: int | None = None
     world_size: int | None = None
@@ -213,17 +217,32 @@ def straggling(job: JobView) -> str:
     behind = stragglers(job)
     if not behind:
         return ""
-    who = f"{plural(len(behind), 'rank')} {ranges((worker.rank for worker in behind), most=8)}"
+    who = _by_nodes(job, {worker.rank for worker in behind})
     worst = next(iter(slow_ranks(job)), None)
     if worst is None:
         return who
     return f"{who}; {'it' if len(behind) == 1 else f'rank {worst.rank}'} {worst.text}"
 
 
+def _by_nodes(job: JobView, behind: set[int]) -> str:
+    """These ranks, and where they are."""
+    members = [(node.node, [worker.rank for worker in node.workers if worker.rank in behind]) for node in job.members]
+    homes = [(node, found) for node, found in members if found]
+    named = [
+        f"{plural(len(found), 'rank')} {ranges(found, most=8)}{f' (node {node})' if len(members) > 1 else ''}"
+        for node, found in homes
+    ]
+    more = [f"and {many(len(named) - NODES_NAMED, 'more node')}"] if len(named) > NODES_NAMED else []
+    return ", ".join([*named[:NODES_NAMED], *more])
+
+
 def slow_ranks(job: JobView) -> tuple[Slow, ...]:
     """Those that take clearly longer for a step than the others, the slowest first."""
-    workers = [worker for node in job.members for worker in node.workers]
-    return slow_ones(Pace(one.rank, one.step_s, one.steps) for one in workers if one.step_s is not None)
+    return slow_of(NodePace(node.node, tuple(_paces(node))) for node in job.members)
+
+
+def _paces(node: NodeView) -> Iterator[Pace]:
+    return (Pace(one.rank, one.step_s, one.steps, one.busy) for one in node.workers if one.step_s is not None)
 
 
 def find_node(job: JobView, name: str) -> list[NodeView]:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 __all__ = [
-    "ProcessSight", "families_of", "is_uninterruptible_state", "look_at", "read_file", "read_proc_state", "runs_since",
+    "ProcessSight", "busy_s", "families_of", "is_uninterruptible_state", "look_at", "read_file", "read_proc_state", "runs_since",
     "threads_of",
 ]  # fmt: skip
 
@@ -58,6 +58,15 @@ def look_at(pid: int, thread: str = "") -> ProcessSight | None:
     if len(fields) < 20:
         return None
     return ProcessSight(fields[0].decode(), int(fields[1]), (int(fields[11]) + int(fields[12])) / TICKS_A_SECOND, int(fields[19]))
+
+
+def busy_s(pid: int) -> float | None:
+    """For how long the main thread of a process has had a processor, or has waited for one, so far; None: it cannot be seen."""
+    told = (read_file(f"/proc/{pid}/schedstat") or b"").split()
+    if len(told) == 3:
+        return (int(told[0]) + int(told[1])) / 1e9
+    sight = look_at(pid, f"/task/{pid}")
+    return None if sight is None else sight.cpu_s
 
 
 def runs_since(pid: int, began_ms: float) -> bool:

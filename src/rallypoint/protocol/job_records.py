@@ -12,6 +12,8 @@
     up/nodes/<id>        lease-bound: who a node is, and whether it is ready for the next generation
     up/failures/<g>/<id> what failed there in generation g
     up/hangs/<g>/<id>    where the workers of generation g stand there, if any of them hangs on any node (`protocol.inquiry`)
+    up/pace/<g>/<id>     how long the workers of generation g take for a step there, if they tell (`protocol.pace`)
+    down/pace/<g>        who of all is slower than the others
     up/done/<g>/<id>     all workers of generation g have succeeded there; not lease-bound
     up/left/<g>/<id>     no worker of generation g runs there any more, and the node has left, or lives under another id
     answers/<id>         what that node has said when it was last asked
@@ -54,10 +56,11 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ANSWERS", "ASKED", "CLOSED", "DATA", "DOWN", "GENERATION", "LEADER", "LEFT", "LOST", "MAX_WHY", "MEMORIES", "NODES",
-    "NOT_READY", "NO_SEAT", "NO_STEP", "RETURNED", "SETTINGS", "STATUS", "UP", "Asked", "Board", "Closed", "Generation",
+    "NOT_READY", "NO_SEAT", "NO_STEP", "PACES", "RETURNED", "SETTINGS", "STATUS", "UP", "Asked", "Board", "Closed", "Generation",
     "Memory", "NodeDrain", "NodeRecord", "Notice", "Ruling", "Seat", "Signal", "Status", "decode", "done_key", "drain_key",
-    "encode", "expelled_key", "failure_key", "hang_key", "inquiry_key", "left_key", "memory_key", "node_key", "notice_key",
-    "refusal_key", "ruling_key", "seat_key", "seats_of_attempt", "seats_of_generation", "signal_key",
+    "encode", "expelled_key", "failure_key", "hang_key", "inquiry_key", "job_pace_key", "left_key", "memory_key", "node_key",
+    "node_pace_key", "notice_key", "refusal_key", "ruling_key", "seat_key", "seats_of_attempt", "seats_of_generation",
+    "signal_key",
 ]  # fmt: skip
 
 SETTINGS = "settings"
@@ -71,6 +74,7 @@ ANSWERS = "answers/"
 NODES = "up/nodes/"
 UP = "up/"
 MEMORIES = "up/memories/"
+PACES = "up/pace/"
 DATA = "data/"
 RETURNED = "up/returned/last"
 LEFT, LOST = b"", b"lost"  # what stands in left_key: it went on purpose, or was fenced and lives under another id
@@ -111,6 +115,14 @@ def hang_key(generation: int, node_id: str) -> str:
 
 def inquiry_key(generation: int) -> str:
     return f"down/inquiry/{generation}"
+
+
+def node_pace_key(generation: int, node_id: str) -> str:
+    return f"{PACES}{generation}/{node_id}"
+
+
+def job_pace_key(generation: int) -> str:
+    return f"down/pace/{generation}"
 
 
 def done_key(generation: int, node_id: str) -> str:
@@ -371,6 +383,7 @@ class Board:
         self.signal_at: dict[int, float] = {}
         self.inquiries: dict[int, bytes] = {}  # into hangs, as they stand there; read by whoever takes part in them
         self.inquired_at: dict[int, float] = {}
+        self.paces: dict[int, bytes] = {}  # who is slower than the others; read by whoever tells of it
         self.refusals: dict[str, str] = {}
         self.expelled: dict[str, str] = {}
         self.notices: dict[int, Notice] = {}
@@ -422,6 +435,8 @@ class Board:
             number = int(tail)
             self.inquiries[number] = item.value
             self.inquired_at.setdefault(number, now)
+        elif head == "down/pace":
+            self.paces[int(tail)] = item.value
         elif head == "down/refused":
             self.refusals[tail] = item.value.decode(errors="replace")
         elif head == "down/expelled":
@@ -435,7 +450,7 @@ class Board:
         self.generation_at = now
         for number in [number for number in self.signals if number < self.generation.number]:
             del self.signals[number], self.signal_at[number]
-        for told in (self.notices, self.rulings):
+        for told in (self.notices, self.rulings, self.paces):
             for number in [number for number in told if number < self.generation.number]:
                 del told[number]
         for number in [number for number in self.inquiries if number < self.generation.number]:

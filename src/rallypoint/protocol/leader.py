@@ -47,6 +47,10 @@ from rallypoint.protocol.restarts import GiveUp as NoRestartLeft
 from rallypoint.protocol.resumption import HOST, newest, past_of, spent
 from rallypoint.protocol.verdict import NodeReport, Verdict, WorkerFailure, decode_report, describe, judge_failures
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from rallypoint.protocol.pace import Comparison, NodePace
+
 __all__ = ["SEATS_PER_TRANSACTION", "STATUS_INTERVAL_S", "Forming", "Leader", "Roster", "SecondHolder"]
 
 
@@ -55,8 +59,8 @@ __all__ = ["SEATS_PER_TRANSACTION", "STATUS_INTERVAL_S", "Forming", "Leader", "R
 
 SEATS_PER_TRANSACTION = 100
 OLD = (
-    "up/failures/", "up/hangs/", "up/done/", "up/left/", job.MEMORIES, "up/drain/", "down/signal/", "down/inquiry/",
-    "down/expelled/", "down/drain/", job.DATA,
+    "up/failures/", "up/hangs/", job.PACES, "up/done/", "up/left/", job.MEMORIES, "up/drain/", "down/signal/", "down/inquiry/",
+    "down/pace/", "down/expelled/", "down/drain/", job.DATA,
 )  # fmt: skip
 
 
@@ -148,6 +152,8 @@ class Roster:
         self._failures: dict[int, dict[str, NodeReport]] = {}
         self._drains: dict[int, dict[str, job.NodeDrain]] = {}
         self._hangs: dict[int, dict[str, Statement]] = {}
+        self._paces: dict[int, dict[str, NodePace]] = {}
+        self.paces_heard = 0  # how many times a node has told of that
         self.memories: dict[str, job.Memory] = {}
         self._left: dict[str, str] = {}  # who has no worker any more, and why it went; an id is never used again
         self.returned_at = 0  # the revision at which a member was back last
@@ -188,6 +194,8 @@ class Roster:
             self.returned_at = max(self.returned_at, item.mod_revision)
         elif kind == "hangs":
             self._hangs.setdefault(int(middle[0]), {})[node_id] = decode_statement(item.value)
+        elif kind == "pace":
+            self._put_pace(int(middle[0]), node_id, item)
         elif kind == "failures":
             reports = self._failures.setdefault(int(middle[0]), {})
             reports[node_id] = decode_report(
@@ -207,6 +215,12 @@ class Roster:
         # Another process of the same name, which has lived all the while, is not held back.
         held_until = known.held_until if known else self._held_until.get(record.name, 0.0)
         self.nodes[node_id] = Node(node_id, record, item.create_revision, since, held_until, lease=item.lease)
+
+    def _put_pace(self, generation: int, node_id: str, item: kv.Item) -> None:
+        from rallypoint.protocol.pace import decode_node
+
+        self._paces.setdefault(generation, {})[node_id] = decode_node(item.value)
+        self.paces_heard += 1
 
     def _note_left(self, node_id: str, cause: str, now: float) -> None:
         """Its workers are gone for sure, however long its lease or its fence may run."""
@@ -252,10 +266,15 @@ class Roster:
         self._failures = {number: reports for number, reports in self._failures.items() if number >= generation}
         self._drains = {number: told for number, told in self._drains.items() if number >= generation}
         self._hangs = {number: told for number, told in self._hangs.items() if number >= generation}
+        self._paces = {number: told for number, told in self._paces.items() if number >= generation}
 
     def statements(self) -> dict[str, Statement]:
         """Where the workers of the current generation stand, as far as their nodes were asked because one of them hangs."""
         return self._hangs.get(self.generation, {})
+
+    def paces(self) -> dict[str, NodePace]:
+        """How long the workers of the current generation take for a step, as far as they tell."""
+        return self._paces.get(self.generation, {})
 
     def done_members(self) -> frozenset[str]:
         return frozenset(self._done.get(self.generation, ())) & self.members.keys()
@@ -412,6 +431,7 @@ class Leader:
         self._is_watching = False
         self._decide_at: float | None = 0.0
         self._judge_at: float | None = None  # an inquiry, by whoever has answered
+        self._comparison: Comparison | None = None  # of how quick all workers are, once any tells of that
         self._status_at = 0.0
         self._status = self._told_status = b""
 
@@ -422,7 +442,8 @@ class Leader:
         if not self._is_watching or event.revision <= self._revision:
             return
         self.roster.apply(event, now)
-        self.touch(now)
+        if not event.key.startswith(job.PACES):  # on which nothing else depends
+            self.touch(now)
 
     def touch(self, now: float) -> None:
         """Something changed: decide again, soon."""
@@ -431,7 +452,8 @@ class Leader:
         self._decide_at = soon if self._decide_at is None else min(self._decide_at, soon)
 
     def wake_at(self) -> float | None:
-        return min((at for at in (self._decide_at, self._judge_at) if at is not None), default=None)
+        compare_at = self._comparison.look_at if self._comparison is not None else None
+        return min((at for at in (self._decide_at, self._judge_at, compare_at) if at is not None), default=None)
 
     # What it asks for; one question at a time.
 
@@ -450,9 +472,9 @@ class Leader:
             return self._next_of_form(self.forming, board)
         if self.roster.statements() and (request := self._next_of_inquiry(board, now)) is not None:
             return request
-        if self._decide_at is None or now < self._decide_at:
-            return None
-        return self._decide(board, now)
+        if self._decide_at is not None and now >= self._decide_at and (request := self._decide(board, now)) is not None:
+            return request
+        return self._next_of_pace(board, now) if self.roster.paces() else None
 
     def _next_of_inquiry(self, board: Board, now: float) -> kv.Transaction | None:
         """Workers hang: ask all nodes, then name who they are, once all have answered or the time is over."""
@@ -473,6 +495,19 @@ class Leader:
             return None
         found = inquiry.replace(finding=inquiries.accuse(told.values()))
         return self._fenced((), kv.Put(job.inquiry_key(number), encode_inquiry(found)))
+
+    def _next_of_pace(self, board: Board, now: float) -> kv.Transaction | None:
+        """Who is slower than the others."""
+        if board.signal() is not None:
+            self._comparison = None
+            return None
+        if self._comparison is None:
+            from rallypoint.protocol.pace import Comparison
+
+            self._comparison = Comparison()
+        posted = board.paces.get(board.number, b"")
+        found = self._comparison.next(board.number, self.roster.paces(), self.roster.paces_heard, posted, now)
+        return None if found is None else self._fenced((), kv.Put(job.job_pace_key(board.number), found))
 
     def replied(self, request: kv.Request, answer: kv.Outcome | kv.Snapshot | None, board: Board, now: float) -> None:
         match request, answer:

@@ -37,6 +37,7 @@ from rallypoint.protocol.session import (
     Inquired,
     News,
     Noticed,
+    Paced,
     Progress,
     Refused,
     Regroup,
@@ -49,6 +50,8 @@ from rallypoint.protocol.verdict import NodeReport, bounded, encode_report
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
+
+    from rallypoint.protocol.pace import NodePace
 
 __all__ = ["Former", "Joining", "Participant"]
 
@@ -98,6 +101,8 @@ class Participant:
         self._report: tuple[int, NodeReport] | None = None  # of which generation; kept until it is written, whatever comes next
         self._statement: tuple[int, bytes] | None = None  # of which generation; until it is written
         self._inquired = 0, b""  # what our agent was last told of that
+        self._pace: tuple[int, NodePace] | None = None  # how quick our workers are, in which generation; until it is written
+        self._told_pace = 0, b""  # what our agent was last told of that
         self._is_done = False  # and that has to be told
         self._done_in = 0  # the last generation in which we were done
         self._fallen_in = 0  # the last generation whose workers are gone here, without being done
@@ -145,6 +150,10 @@ class Participant:
     def declare(self, generation: int, statement: Statement) -> None:
         """Where our workers stand, as one hangs here or somewhere; it is of no use to any generation but its own."""
         self._statement = generation, encode_statement(statement)
+
+    def paced(self, generation: int, told: NodePace) -> None:
+        """How long our workers take for a step; of use to that generation alone."""
+        self._pace = generation, told
 
     def done(self) -> None:
         """All our workers have succeeded."""
@@ -278,7 +287,16 @@ class Participant:
             return kv.Transaction((), (kv.Put(job.done_key(seat.generation, self.id), b"1"),))
         if self._written != self.record and self._must_tell_record():
             return kv.Transaction((), (self._own_record(), *self._vouching(), *self._remembering()))
-        return None
+        return self._next_of_pace()
+
+    def _next_of_pace(self) -> kv.Transaction | None:
+        """How quick our workers are, which may wait for whatever else there is to tell."""
+        if self._pace is None or self._pace[0] != self.board.number or self.board.signal() is not None:
+            return None
+        from rallypoint.protocol.pace import encode_node
+
+        generation, told = self._pace
+        return kv.Transaction((), (kv.Put(job.node_pace_key(generation, self.id), encode_node(told)),))
 
     def _next_of_drain(self, generation: int) -> kv.Transaction | None:
         """That somebody has to leave, and what our workers tell since then."""
@@ -485,6 +503,8 @@ class Participant:
                 self._report = None
             case kv.Put(key, _, _) if self._statement is not None and key == job.hang_key(self._statement[0], self.id):
                 self._statement = None
+            case kv.Put(key, _, _) if self._pace is not None and key == job.node_pace_key(self._pace[0], self.id):
+                self._pace = None
             case kv.Put(key, value, _) if seat is not None and key == job.done_key(seat.generation, self.id):
                 self._is_done = False
             case kv.Put(key, value, _) if seat is not None and key == job.drain_key(seat.generation, self.id):
@@ -541,6 +561,7 @@ class Participant:
             self._end(Refused(board.refusals[self.id]))
         if seat is not None and self._stopped != seat.generation:
             self._tell_inquiry(seat)
+            self._tell_pace(seat)
             self._tell_stop(seat)
         if seat is None and self._former is not None and self._stopped < self._former.generation:
             self._tell_end_of(self._former)
@@ -569,6 +590,12 @@ class Participant:
         if inquiry and self._inquired != (seat.generation, inquiry):
             self._inquired = seat.generation, inquiry
             self._news.append(Inquired(seat.generation, inquiry))
+
+    def _tell_pace(self, seat: job.Seat) -> None:
+        found = self.board.paces.get(seat.generation, b"")
+        if found and self._told_pace != (seat.generation, found):
+            self._told_pace = seat.generation, found
+            self._news.append(Paced(seat.generation, found))
 
     def _tell_end_of(self, former: Former) -> None:
         """What we had a seat in under another id is over: whoever stays for the sake of it need not any longer."""

@@ -48,10 +48,10 @@ if TYPE_CHECKING:
 __all__ = [
     "NO_LICENCE", "Action", "Announce", "Apart", "Aside", "Ask", "CutOff", "Depart", "Done", "Ended", "Ending", "Expired",
     "Failed", "Fenced", "Finished", "GiveUp", "Go", "Inquired", "JobOver", "LastWord", "Leave", "Lost", "Me", "Member", "News",
-    "Noticed", "Observation", "Over", "Patience", "Progress", "Refused", "Regroup", "Ruled", "SayClosed", "SayDeparting",
-    "SayDone", "SayFailed", "SayReady", "Saying", "Seated", "State", "Stay", "Staying", "StoreLost", "TakeSeat", "Tell",
-    "Tenure", "TimedOut", "Waiting", "Word", "closes_the_job", "has_to_regroup", "hear", "how", "last_word", "say", "seat_of",
-    "step",
+    "Noticed", "Observation", "Over", "Paced", "Patience", "Progress", "Refused", "Regroup", "Ruled", "SayClosed",
+    "SayDeparting", "SayDone", "SayFailed", "SayReady", "Saying", "Seated", "State", "Stay", "Staying", "StoreLost", "TakeSeat",
+    "Tell", "Tenure", "TimedOut", "Waiting", "Word", "closes_the_job", "has_to_regroup", "hear", "how", "last_word", "say",
+    "seat_of", "step",
 ]  # fmt: skip
 
 
@@ -118,6 +118,13 @@ class Inquired(Value):
     inquiry: bytes  # as `protocol.inquiry` reads it
 
 
+class Paced(Value):
+    """Who is slower than the others in this generation, as all nodes have found."""
+
+    generation: int
+    found: bytes  # as `protocol.pace` reads it
+
+
 class CutOff(Fenced):
     """The store is lost, or was started anew, and is waited for: no worker may run until it is there. Who has none left to run
     hears then whether the job goes on.
@@ -131,7 +138,7 @@ class Lost(Value):
 
 
 Word = Seated | Regroup | Ended | Refused | TimedOut | Progress | Fenced | Lost
-Aside = AskedFor | Noticed | Ruled | Inquired  # they pass by what is decided here: the agent's own thread may be busy
+Aside = AskedFor | Noticed | Ruled | Inquired | Paced  # they pass by what is decided here: the agent's own thread may be busy
 News = Seated | Regroup | Ended | Refused | TimedOut | Progress | Aside
 
 

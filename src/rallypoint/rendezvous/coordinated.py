@@ -9,7 +9,7 @@ one.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from rallypoint.base.records import Value
 from rallypoint.protocol import agent_machine
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from rallypoint.coordination.engine import Coordination
     from rallypoint.protocol.inquiry import Statement
     from rallypoint.protocol.job_records import NodeDrain
+    from rallypoint.protocol.pace import Pace
     from rallypoint.protocol.session import AskedFor, LastWord, Noticed, Ruled
     from rallypoint.protocol.verdict import NodeReport, Verdict
 
@@ -132,6 +133,14 @@ class CoordinatedHandler(WakingHandler):
 
     def declare(self, generation: int, statement: Statement) -> bool:
         """Let all nodes find out together who hangs; False where they cannot."""
+        return False
+
+    def on_pace(self, hear: Callable[[int, bytes], None]) -> None:
+        """What is to be called, from any thread, when it is found who is slower than the others; as `on_inquiry`."""
+        return
+
+    def tell_pace(self, generation: int, workers: Iterable[Pace]) -> bool:
+        """How long our workers take for a step, to be compared with all others; False where nobody does that."""
         return False
 
     def new_connection(self) -> Coordination | None:

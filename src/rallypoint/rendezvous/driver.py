@@ -73,6 +73,7 @@ class Driver:
         self.on_asked: Callable[[session.AskedFor], None] = lambda _: None  # in this thread; it must return at once
         self.on_drain: Callable[[session.Noticed | session.Ruled], None] = lambda _: None  # as that; it is the agent who acts
         self.on_inquiry: Callable[[int, bytes], None] = lambda *_: None  # the same; the agent is woken after it
+        self.on_pace: Callable[[int, bytes], None] = lambda *_: None  # the same
         self.speaks_for_job = False  # as of the last word that was passed on
         self._former: tuple[str, Former | None] = "", None  # what the next session is to vouch for, in which store
         self._memory: tuple[str, job.Memory | None] = "", None  # and what to remember, in any other
@@ -325,6 +326,10 @@ class Driver:
                 continue
             if isinstance(one, session.Noticed | session.Ruled):
                 self.on_drain(one)
+                self._out.set()
+                continue
+            if isinstance(one, session.Paced):
+                self.on_pace(one.generation, one.found)
                 self._out.set()
                 continue
             if isinstance(one, session.Inquired):

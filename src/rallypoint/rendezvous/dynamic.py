@@ -10,7 +10,7 @@ import os
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from rallypoint import errors
 from rallypoint.base import defaults, environment, report
@@ -36,6 +36,7 @@ from rallypoint.rendezvous.worker_store import WorkerStore
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from rallypoint.output.waits import Wait
+    from rallypoint.protocol.pace import Pace
 
 __all__ = ["DynamicRendezvous"]
 
@@ -67,6 +68,7 @@ class DynamicRendezvous(CoordinatedHandler):
         self._answer: Callable[[session.AskedFor], None] = lambda _: None
         self._hear_of_drain: Callable[[session.Noticed | session.Ruled], None] = lambda _: None
         self._hear_of_hangs: Callable[[int, bytes], None] = lambda *_: None
+        self._hear_of_pace: Callable[[int, bytes], None] = lambda *_: None
         self._state: session.State = session.Apart()
         self._untold: deque[agent_machine.Regroup | agent_machine.Fenced | agent_machine.JobEnded] = deque()
         self._standing: tuple[str, float | None] = "", None
@@ -205,6 +207,20 @@ class DynamicRendezvous(CoordinatedHandler):
             return False
         told = statement.replace(node=self.name)
         self._driver.tell(lambda participant: participant.declare(generation, told))
+        return True
+
+    def on_pace(self, hear: Callable[[int, bytes], None]) -> None:
+        self._hear_of_pace = hear
+        if self._driver is not None:
+            self._driver.on_pace = hear
+
+    def tell_pace(self, generation: int, workers: Iterable[Pace]) -> bool:
+        if self._driver is None:
+            return False
+        from rallypoint.protocol.pace import told_of
+
+        told = told_of(self.name, workers)
+        self._driver.tell(lambda participant: participant.paced(generation, told))
         return True
 
     def new_connection(self) -> Coordination:
@@ -357,6 +373,7 @@ class DynamicRendezvous(CoordinatedHandler):
             self._driver.on_asked = self._answer
             self._driver.on_drain = self._hear_of_drain
             self._driver.on_inquiry = self._hear_of_hangs
+            self._driver.on_pace = self._hear_of_pace
             self._driver.start()
         return self._driver
 

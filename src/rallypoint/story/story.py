@@ -254,7 +254,7 @@ class _Reader(Record):
                 where: dict[str, Any] = {"phase": words(told, "phase", 200), "step": count(told, "step")}
                 self._add_worker(told, at_ms, Kind.HUNG, **where, still_s=seconds(told, "still_s"), stacks=words(told, "stacks"))
             case told_of.SLOW:
-                self._add_worker(told, at_ms, Kind.SLOW)
+                self._add_worker(told, at_ms, Kind.SLOW, home=words(told, "node", 255))
             case told_of.EXPIRED:
                 self._add_worker(told, at_ms, Kind.EXPIRED, scope=words(told, "scope", 200))
             case told_of.ENDED:
@@ -522,7 +522,9 @@ def _prune(entries: list[Entry]) -> list[Entry]:
 
 
 def _join_alike(entries: Sequence[Entry]) -> list[Entry]:
-    """Workers of one generation that failed the same way are told once, at the moment of the first."""
+    """Workers of one generation that failed the same way are told once, at the moment of the first; and one that is slow, which
+    all nodes tell.
+    """
     sizes = {entry.facts["generation"]: entry.facts.get("world_size") for entry in entries if entry.kind == Kind.GENERATION}
     found: dict[object, Entry] = {}
     for number, entry in enumerate(entries):
@@ -531,12 +533,16 @@ def _join_alike(entries: Sequence[Entry]) -> list[Entry]:
             facts = entry.facts
             kind = failure_kind(facts.get("exitcode", 0), facts.get("message", ""), facts.get("place", ""))
             key = (facts.get("generation"), kind)
+        if entry.kind == Kind.SLOW:
+            key = (entry.kind, entry.facts.get("generation"), entry.facts.get("rank"))
         known = found.setdefault(key, entry)
-        if known is not entry:
+        if known is entry:
+            continue
+        known.nodes = tuple(dict.fromkeys((*known.nodes, *entry.nodes)))
+        if entry.kind == Kind.FAILED:
             ranks = [*known.facts.get("ranks", [known.facts.get("rank", 0)]), entry.facts.get("rank", 0)]
             size = sizes.get(known.facts.get("generation"))
             known.facts.update({"ranks": sorted(ranks), **({"world_size": size} if size is not None else {})})
-            known.nodes = tuple(dict.fromkeys((*known.nodes, *entry.nodes)))
     return list(found.values())
 
 
@@ -633,7 +639,8 @@ def sentence(entry: Entry) -> str:
         case Kind.HUNG:
             return _hung(facts)
         case Kind.SLOW:
-            return f"{_who(facts)} is slow{_more(facts, 'message')}"
+            where = f" (node {facts['home']})" if "home" in facts else ""
+            return f"rank {facts.get('rank', '?')}{where} is slow{_more(facts, 'message')}"
         case Kind.EXPIRED:
             scope = f" {facts['scope']!r}" if "scope" in facts else ""
             return f"a timer{scope} of pid {facts.get('pid', '?')} expired{_more(facts, 'message')}"
