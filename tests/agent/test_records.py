@@ -14,9 +14,11 @@ import pytest
 
 from rallypoint import events, metrics
 from rallypoint.agent.local_agent import LocalElasticAgent
+from rallypoint.agent.records import describe
 from rallypoint.agent.workers import RunResult, Worker, WorkerSpec, WorkerState
 from rallypoint.base import report
 from rallypoint.events import Event, EventSource
+from rallypoint.failures.process_failure import ProcessFailure
 from rallypoint.output.log_specs import DefaultLogsSpecs
 from rallypoint.rendezvous.one_node import LocalRendezvous
 
@@ -311,3 +313,23 @@ def test_metrics_carry_the_role_of_the_spec(make_agent: MakeAgent, meter: Meter)
     make_agent("exit 0", role="reader").run()
     assert meter.of("trainer") == {}
     assert meter.of("reader")["run_total"] == 1
+
+
+ECHO = "RuntimeError: Connection closed by peer"
+
+
+@pytest.mark.parametrize(
+    ("messages", "has_other_nodes", "said"),
+    [
+        ({2: "ValueError: bad"}, True, "rank 2 (pid 102) failed: ValueError: bad"),
+        ({2: ECHO, 3: "ValueError: bad"}, True, "rank 3 (pid 103) and 1 more failed: ValueError: bad"),
+        ({2: ECHO, 3: ECHO}, True, f"ranks 2-3 failed the same way, probably because another did: {ECHO}"),
+        ({2: ECHO}, True, f"rank 2 (pid 102) failed, probably because another did: {ECHO}"),
+        ({2: ECHO, 3: "ValueError: bad"}, False, f"rank 2 (pid 102) and 1 more failed: {ECHO}"),
+    ],
+)
+def test_no_victim_is_told_of_as_the_cause(messages: dict[int, str], has_other_nodes: bool, said: str) -> None:
+    failures = {rank: ProcessFailure(rank, 100 + rank, 1, "none") for rank in messages}
+    for rank, message in messages.items():
+        failures[rank].message = message
+    assert describe(RunResult(WorkerState.FAILED, failures=failures), has_other_nodes) == said

@@ -263,7 +263,7 @@ class SimpleElasticAgent(ElasticAgent):
                 return news or agent_machine.Succeeded()
             case WorkerState.FAILED | WorkerState.UNHEALTHY:
                 self._run_record.failed(result)
-                return agent_machine.Failed(describe(result), self._report_failure(result))
+                return agent_machine.Failed(describe(result, (group.group_world_size or 1) > 1), self._report_failure(result))
             case WorkerState.HEALTHY:
                 return news or agent_machine.PeersWaiting(self._peers.nodes_waiting())
         return agent_machine.LostTrack(f"the workers of role {spec.role} are in the state {result.state.name}")

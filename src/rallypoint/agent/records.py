@@ -67,18 +67,31 @@ def timer_event(described: Event, hostname: str, name: str, request: FileTimerRe
     return Event(name, EventSource.AGENT, metadata=metadata)
 
 
-def describe(result: RunResult) -> str:
-    """One line on the first failure, for the line that says what is done about it."""
+def describe(result: RunResult, has_other_nodes: bool = False) -> str:
+    """One line on the first failure, for the line that says what is done about it.
+
+    Among several nodes that is the first that does not look like a victim's, and one that does is told as that.
+    """
     if not result.failures:
         return f"the workers are {result.state.name}"
     from rallypoint.failures.process_failure import ChildFailedError
 
-    rank, failure = ChildFailedError("", result.failures).get_first_failure()
+    likely, doubt = _likely_causes(result.failures) if has_other_nodes else (result.failures, "")
+    rank, failure = ChildFailedError("", likely).get_first_failure()
     alike = [one for one in result.failures if result.failures[one].kind == failure.kind]
     others = len(result.failures) - len(alike)
     who = f"rank {rank} (pid {failure.pid})" if len(alike) == 1 else who_of(runs(alike))
     more = f" and {others} more" if others else ""
-    return f"{who}{more} failed{' the same way' if len(alike) > 1 and not others else ''}: {failure.message}"
+    how = " the same way" if len(alike) > 1 and not others else ""
+    return f"{who}{more} failed{how}{doubt}: {failure.message}"
+
+
+def _likely_causes(failures: dict[int, ProcessFailure]) -> tuple[dict[int, ProcessFailure], str]:
+    """Those that do not look like victims; if all do, all, and what is to be said of it."""
+    from rallypoint.protocol.verdict import PROBABLE_VICTIM, is_echo
+
+    own = {rank: one for rank, one in failures.items() if not is_echo(one.message)}
+    return (own, "") if own else (failures, PROBABLE_VICTIM)
 
 
 class RunRecord:

@@ -45,7 +45,7 @@ from rallypoint.protocol.session import (
     Seated,
     TimedOut,
 )
-from rallypoint.protocol.verdict import NodeReport, bounded, encode_report
+from rallypoint.protocol.verdict import PROBABLE_VICTIM, NodeReport, bounded, encode_report
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -610,5 +610,6 @@ def _summary(report: NodeReport) -> str:
     """What stopped everybody, in a line."""
     if not report.failures:
         return f"workers failed on {report.node}"
-    first = report.failures[0]
-    return f"rank {first.rank} on {report.node} failed: {first.message}"[: job.MAX_WHY]
+    first = next((one for one in report.failures if not one.stopped and not one.is_echo), report.failures[0])
+    how = PROBABLE_VICTIM if first.is_echo else ""
+    return f"rank {first.rank} on {report.node} failed{how}: {first.message}"[: job.MAX_WHY]

@@ -40,8 +40,8 @@ from rallypoint.base.text import Run, count_of, failure_kind, joined, many, plur
 from rallypoint.protocol.restarts import WISHES, ended_text, looks_hopeless
 
 __all__ = [
-    "ECHOES", "MAY_WAIT_ELSEWHERE", "NAMED_MAX", "NodeReport", "Verdict", "Victim", "WorkerFailure", "bounded", "cause_text",
-    "decode", "decode_report", "describe", "encode", "encode_report", "explain", "is_echo", "judge_failures",
+    "ECHOES", "MAY_WAIT_ELSEWHERE", "NAMED_MAX", "PROBABLE_VICTIM", "NodeReport", "Verdict", "Victim", "WorkerFailure", "bounded",
+    "cause_text", "decode", "decode_report", "describe", "encode", "encode_report", "explain", "is_echo", "judge_failures",
 ]  # fmt: skip
 
 NAMED_MAX = 16
@@ -59,6 +59,7 @@ _FRAMES_MAX = 6
 _ADVICE_BYTES_MAX = 400
 
 HUNG = "it hung: "
+PROBABLE_VICTIM = ", probably because another did"  # for those who cannot know yet what failed elsewhere
 MAY_WAIT_ELSEWHERE = "may wait for one of another node"
 # What a worker's last words contain, in lower case, when somebody that it talked to has gone away.
 ECHOES = (
