@@ -70,14 +70,28 @@ def test_what_the_launcher_takes_in_memory(start_rallyrun: Any, script: Any, num
     assert sum(used_kb.values()) < MOST_MB * 1024, used_kb
 
 
-def test_idle_is_idle(start_rallyrun: Any, script: Any, numbers: Any, processes: Any, wait_until: Any):
-    """P38: while the workers run and say nothing, the launcher and its warden do nothing at all."""
-    worker = script("""
+# Whatever the agent does every few seconds it does all the time here, so that a second shows it.
+HURRIED = """
+import sys
+from rallypoint import __main__
+from rallypoint.agent import worker_monitor
+worker_monitor.PACE_PAUSE_S = 0.05
+sys.exit(__main__.rallyrun())
+"""
+
+
+@pytest.mark.parametrize("steps", [0, 1], ids=["silent workers", "workers that tell of a step"])
+def test_idle_is_idle(start_rallyrun: Any, script: Any, numbers: Any, processes: Any, wait_until: Any, steps: int):
+    """P38: while the workers run and say nothing, launcher and warden do nothing; who tells of steps is compared."""
+    worker = script(f"""
         import os, time
-        os.write(1, f"worker {os.getpid()}\\n".encode())
+        from rallypoint import worker
+        for step in range({steps}):
+            worker.progress(step)
+        os.write(1, f"worker {{os.getpid()}}\\n".encode())
         time.sleep(60)
         """)
-    job = start_rallyrun(["--standalone", "--nproc-per-node", "4", worker])
+    job = start_rallyrun(["--standalone", "--nproc-per-node", "4", worker], launcher=(sys.executable, "-c", HURRIED))
     job.wait_for(lambda: len(numbers("worker", job.stdout)) == 4)
     watched = (job.pid, processes.warden(job.pid))
 
@@ -86,13 +100,17 @@ def test_idle_is_idle(start_rallyrun: Any, script: Any, numbers: Any, processes:
         tasks = [path for pid in watched for path in sorted(Path(f"/proc/{pid}/task").iterdir())]
         return [line for task in tasks for line in (task / "status").read_text().splitlines() if "ctxt_switches" in line]
 
-    def has_settled() -> bool:
+    def is_still() -> bool:
         before = switches()
         until = time.monotonic() + 1.0
         wait_until(lambda: time.monotonic() >= until)
         return before == switches()
 
-    wait_until(has_settled)
+    if not steps:
+        wait_until(is_still)
+        return
+    for _ in range(3):  # not only while it starts
+        assert not is_still()
 
 
 # --- OMP_NUM_THREADS -------------------------------------------------------------------------------------------------------

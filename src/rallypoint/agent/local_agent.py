@@ -545,8 +545,8 @@ class LocalElasticAgent(SimpleElasticAgent):
             timeouts_s.append(look_at - time.monotonic())
         if self._quiet_since is not None:
             timeouts_s.append(self._quiet_since + QUIET_S - time.monotonic())
-        fds = [news_fd if is_ours else None, self._peers.wakeup_fd(), inbox.fileno(), *self._reserve.news_fds()]
-        fds += self._leaving.fds()
+        fds = [news_fd, self._monitor.news_fd()] if is_ours else []
+        fds += [self._peers.wakeup_fd(), inbox.fileno(), *self._reserve.news_fds(), *self._leaving.fds()]
         if self._desk is not None:
             fds.append(self._desk.fileno())
         readable = wait_readable(fds, min(timeouts_s, default=None))

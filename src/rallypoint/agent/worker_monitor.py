@@ -43,8 +43,8 @@ if TYPE_CHECKING:
 __all__ = ["WorkerMonitor"]
 
 TIMER_INTERVAL_S = 0.1
-PACE_PAUSE_S, LONGEST_PACE_PAUSE_S = 5.0, 600.0
-STEP_OFFSET = 40  # of the step in a worker's page, see `hangs.pulse_page`
+PACE_PAUSE_S = 5.0
+BELL_OFFSET = 200  # in a worker's page, see `hangs.pulse_page`
 BLANK_PAGE = defaults.PULSE_MAGIC.to_bytes(8, sys.byteorder) + bytes(defaults.PULSE_PAGE_BYTES - 8)
 
 
@@ -69,8 +69,9 @@ class WorkerMonitor:
         self._reading = threading.Lock()
         self._looking = threading.Lock()
         self._metrics_before: metrics.MetricHandler | None = None
-        self._pace_at: float | None = None  # when to see how quick the workers are
-        self._pace_pause_s = PACE_PAUSE_S
+        self._bell_fd = -1  # a pipe in which workers write a byte with their first step
+        self._awaits_steps = False
+        self._pace_at: float | None = None  # when to see how quick the workers are, once they tell of steps
         self._pace_watch: PaceWatch | None = None  # once anybody wants to know
         self._paced_job: tuple[int, int, CoordinatedHandler | NoJob] | None = None  # its generation, its nodes, who compares all
         self._pace_words: deque[tuple[int, bytes]] = deque()  # what it says
@@ -99,6 +100,9 @@ class WorkerMonitor:
             elif self._page_fd >= 0:
                 os.close(self._page_fd)
             self._page_fd = -1
+        if self._bell_fd >= 0:
+            os.close(self._bell_fd)
+            self._bell_fd = -1
 
     # --- timers that workers set -------------------------------------------------------------------------------------------
 
@@ -144,9 +148,13 @@ class WorkerMonitor:
     def add_env(self, local_rank: int, env: dict[str, str]) -> dict[str, str]:
         """What a worker has to know so that it can give signs of life."""
         if self._hang_watch is None:
-            return {**env, defaults.ENV_PULSE: self._new_page(local_rank)}
-        python_path = env.get(defaults.ENV_PYTHONPATH, environment.own.get(defaults.ENV_PYTHONPATH, ""))
-        return {**env, **self._hang_watch.worker_env(local_rank, python_path)}
+            own = {defaults.ENV_PULSE: self._new_page(local_rank)}
+        else:
+            python_path = env.get(defaults.ENV_PYTHONPATH, environment.own.get(defaults.ENV_PYTHONPATH, ""))
+            own = self._hang_watch.worker_env(local_rank, python_path)
+        if env.get(defaults.ENV_WORLD_SIZE) != "1":  # one alone is neither slow nor quick
+            self._hang_bell(local_rank)
+        return {**env, **own}
 
     def _new_page(self, local_rank: int) -> str:
         """A page in which this worker can tell of its progress, for whoever asks: two system calls, and nothing to import."""
@@ -190,9 +198,13 @@ class WorkerMonitor:
         return self._hang_watch.stacks(pids, ranks) if self._hang_watch is not None else []
 
     def stop_watching(self) -> None:
-        self._pace_at, self._paced_job = None, None
+        self._pace_at, self._paced_job, self._awaits_steps = None, None, False
         if self._hang_watch is not None:
             self._hang_watch.end()
+
+    def news_fd(self) -> int | None:
+        """Readable when `look` may find something; None: nothing is waited for in this way."""
+        return self._bell_fd if self._awaits_steps else None
 
     def next_look_at(self) -> float | None:
         """When `look` may find something; None: not by the time alone."""
@@ -248,9 +260,8 @@ class WorkerMonitor:
 
     def _watch_paces(self, workers: int, nodes: int, job: CoordinatedHandler | NoJob) -> None:
         """A worker that is alone in its job is neither slow nor quick."""
-        self._pace_pause_s, self._pace_at, self._pace_watch, self._paced_job = PACE_PAUSE_S, None, None, None
-        if workers > 1 or nodes > 1:
-            self._pace_at = time.monotonic() + PACE_PAUSE_S
+        self._pace_at, self._pace_watch, self._paced_job = None, None, None
+        self._awaits_steps = self._bell_fd >= 0 and (workers > 1 or nodes > 1)
         if nodes > 1:
             self._paced_job = job.generation(), nodes, job
             job.on_pace(self._hear_of_pace)
@@ -273,24 +284,28 @@ class WorkerMonitor:
         told = ((rank, self.pulse(local_rank, now)) for local_rank, rank in enumerate(ranks))
         return [(rank, pulse) for rank, pulse in told if pulse is not None]
 
+    def _hang_bell(self, local_rank: int) -> None:
+        """Tell this worker where to ring: an agent that nobody tells of steps need not wake to find that out."""
+        if self._bell_fd < 0:
+            self._bell_fd = _open_bell()
+        if self._bell_fd >= 0:
+            place = local_rank * defaults.PULSE_PAGE_BYTES + BELL_OFFSET
+            os.pwrite(self.page_fd(), self._bell_fd.to_bytes(8, sys.byteorder), place)
+
+    def _has_rung(self) -> bool:
+        try:
+            return bool(os.read(self._bell_fd, defaults.PULSE_PAGE_BYTES))
+        except BlockingIOError:
+            return False
+
     def _look_at_paces(self, now: float) -> None:
-        """Say who is slower than the others, once. Where nobody tells of steps, we ask ever more seldom."""
+        """Say who is slower than the others, once."""
         if self._pace_words and self._paced_job is not None:
             self._pacing().take_word(self._pace_words)
-        if self._pace_at is None or now < self._pace_at:
-            return
-        if not self._is_told_of_steps():
-            self._pace_pause_s = min(2 * self._pace_pause_s, LONGEST_PACE_PAUSE_S)
-            self._pace_at = now + self._pace_pause_s
-            return
-        self._pace_at = now + self._pacing().look(now)
-
-    def _is_told_of_steps(self) -> bool:
-        """Whether any worker does, found out without loading what reads the pages."""
-        if self._hang_watch is not None or self._board is not None:
-            return True
-        told = range(self._spec.local_world_size) if self._page_fd >= 0 else ()
-        return any(any(os.pread(self._page_fd, 8, rank * defaults.PULSE_PAGE_BYTES + STEP_OFFSET)) for rank in told)
+        if self._awaits_steps and self._has_rung():
+            self._awaits_steps, self._pace_at = False, now + PACE_PAUSE_S
+        if self._pace_at is not None and now >= self._pace_at:
+            self._pace_at = now + self._pacing().look(now)
 
     # --- health ------------------------------------------------------------------------------------------------------------
 
@@ -317,3 +332,16 @@ class WorkerMonitor:
         )
         metrics.configure(handler)
         return server
+
+
+def _open_bell() -> int:
+    """A pipe that we hold at both ends, so that nobody hangs up; -1 where there are no more files to be had."""
+    try:
+        read_fd, write_fd = os.pipe()
+        try:
+            return os.open(f"/proc/self/fd/{read_fd}", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        finally:
+            os.close(read_fd)
+            os.close(write_fd)
+    except OSError:
+        return -1

@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
+import stat
 import sys
 
 from rallypoint.hangs import pulse_page as layout
@@ -123,7 +124,8 @@ class DrainBoard:
 class PulseMapping:
     """A worker's end: its page, mapped. All but `beat` and `tell_step`, single stores, are called by one thread at a time."""
 
-    def __init__(self, memory: mmap.mmap, at_end: Callable[[], None]) -> None:
+    def __init__(self, memory: mmap.mmap, at_end: Callable[[], None], folder: str = "") -> None:
+        """`folder` is where the agent's open files are."""
         self._bytes = memoryview(memory)
         self._numbers: memoryview[int] = self._bytes.cast("q")
         self._times: memoryview[float] = self._bytes.cast("d")
@@ -131,6 +133,7 @@ class PulseMapping:
         self._last_step = 0, 0.0  # and when it was done
         self._is_running = False
         self._at_end = at_end
+        self._folder = folder
 
     @property
     def owner(self) -> int:
@@ -156,8 +159,27 @@ class PulseMapping:
     def tell_step(self, step: int, now: float) -> None:
         self._numbers[layout.STEP] = min(max(step, 0), _STEP_MAX) + 1
         (before, then), self._last_step = self._last_step, (step, now)
-        if then and step > before:
+        if not then:
+            self._ring()
+        elif step > before:
             self._measure((now - then) / (step - before))
+
+    def _ring(self) -> None:
+        """Whoever waits for workers that tell of steps need not look until there is one. What is no pipe is not written to."""
+        bell = self._numbers[layout.BELL]
+        if bell <= 0:
+            return
+        try:
+            fd = os.open(f"{self._folder}/{bell}", os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError:  # the agent is gone, or has no more than that to say
+            return
+        try:
+            if stat.S_ISFIFO(os.fstat(fd).st_mode):
+                os.write(fd, b"\0")
+        except OSError:  # enough others have rung
+            pass
+        finally:
+            os.close(fd)
 
     def _measure(self, step_s: float) -> None:
         """The first is what else there was to do; an average over fewer than its weight counts all alike."""
@@ -247,7 +269,8 @@ def open_mapping(place: str, now: float, at_end: Callable[[], None]) -> PulseMap
         offset, _, path = place.partition(":")
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         try:
-            page = PulseMapping(mmap.mmap(fd, layout.PAGE_BYTES, offset=int(offset)), at_end)
+            memory = mmap.mmap(fd, layout.PAGE_BYTES, offset=int(offset))
+            page = PulseMapping(memory, at_end, os.path.dirname(path))
         finally:
             os.close(fd)
     except (OSError, ValueError) as error:

@@ -16,9 +16,10 @@ from rallypoint.base.defaults import PULSE_PAGE_BYTES as PAGE_BYTES
 from rallypoint.base.records import Value
 
 __all__ = [
-    "ANNOUNCED_AT", "ASKED", "BASE", "BASES", "CHECKPOINT", "CHECKPOINT_AT", "DRAIN_ENDS_AT", "EXITING", "HOLD", "LIMIT_S",
-    "MAGIC", "NAME_AT", "NAME_BYTES", "NAME_LENGTH", "OWNER", "PAGE_BYTES", "RUNNING", "SAVED", "SAVE_AT", "SEQUENCE", "SIGN_AT",
-    "STARTING", "STEP", "STEPS", "STEP_S", "TOLD_TO_SAVE", "VERSION", "Pulse", "blank", "cut_name", "read",
+    "ANNOUNCED_AT", "ASKED", "BASE", "BASES", "BELL", "CHECKPOINT", "CHECKPOINT_AT", "DRAIN_ENDS_AT", "EXITING", "HOLD",
+    "LIMIT_S", "MAGIC", "NAME_AT", "NAME_BYTES", "NAME_LENGTH", "OWNER", "PAGE_BYTES", "RUNNING", "SAVED", "SAVE_AT",
+    "SEQUENCE", "SIGN_AT", "STARTING", "STEP", "STEPS", "STEP_S", "TOLD_TO_SAVE", "VERSION", "Pulse", "blank", "cut_name",
+    "read",
 ]  # fmt: skip
 
 # Words, by their place in the page.
@@ -44,6 +45,7 @@ SAVED = 22
 HOLD = -1
 STEP_S = 23  # how long a step takes, over the last ones
 STEPS = 24  # how many were measured for that
+BELL = 25  # the number of the agent's file in which a worker writes a byte with its first step; zero: nobody waits for that
 
 STARTING, RUNNING, EXITING = BASES = ("starting", "running", "exiting")
 CHECKPOINT = "checkpoint"  # the section that is known by its name: work is safe once it has ended
