@@ -50,6 +50,7 @@ def test_nothing_heavy_is_imported_before_the_first_worker(tmp_path: Path, flags
     loaded = set((tmp_path / "modules").read_text().split()) - set(bare.stdout.split())
     assert "rallypoint.agent.local_agent" in loaded
     assert not loaded & HEAVY
+    assert "rallypoint.inspection.desk" not in loaded, "it can be asked once it runs; only a start that takes long is seen before"
 
 
 def test_what_the_launcher_takes_in_memory(start_rallyrun: Any, script: Any, numbers: Any, processes: Any, tmp_path: Path):

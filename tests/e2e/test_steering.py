@@ -100,6 +100,66 @@ def test_stacks_of_a_job_without_preparation(job: Any, tmp_path: Path, monkeypat
     assert "is not a list of ranks" in command("stacks", "--rank", "x").stderr
 
 
+AWAITS_WORD = """
+import os, time
+print("awaiting word", flush=True)
+while not os.path.exists("word"):
+    time.sleep(0.01)
+"""
+
+
+@pytest.mark.parametrize(
+    ("flags", "env", "phase", "why"),
+    [
+        (["--preload", "slow"], {"PYTHONPATH": "."}, "starting", "the modules of --preload are being imported"),
+        (["--preflight", "python slow.py"], {}, "waiting", "its checks (--preflight) are not done yet"),
+    ],
+    ids=["imports", "checks"],
+)
+def test_a_job_that_takes_long_to_start_is_seen(
+    start_rallyrun: Callable[..., Any],
+    script: Callable[..., Path],
+    wait_until: Any,
+    flags: list[str],
+    env: dict[str, str],
+    phase: str,
+    why: str,
+) -> None:
+    folder = script(AWAITS_WORD, "slow.py").parent
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    common = ["--standalone", "--nproc-per-node", "2", "--max-restarts", "1"]
+    job = start_rallyrun([*common, *flags, script("print('ran')")], {**env, "PATH": path})
+    (seen,) = wait_until(inspect.jobs)
+    assert (seen.phase, seen.nodes[0].pid, seen.nodes[0].workers) == (phase, job.pid, ())
+    told = command("status", str(job.pid)).stdout
+    assert told.startswith(f"{seen.job}: {phase}, 1 node, ")
+    assert why in told
+    (folder / "word").touch()
+    assert job.wait() == 0, job.stderr
+    assert job.stdout.count("ran") == 2
+
+
+def test_a_job_that_fails_at_once_and_takes_long_to_stop_is_seen(
+    start_rallyrun: Callable[..., Any], script: Callable[..., Path], wait_until: Any, tmp_path: Path
+) -> None:
+    """It never had the quiet moment in which an agent otherwise begins to answer."""
+    worker = script("""
+        import os, signal, sys, time
+        if os.environ["RANK"] == "1":
+            while not os.path.exists("deaf"):
+                time.sleep(0.001)
+            sys.exit(7)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        open("deaf", "w").close()
+        time.sleep(600)
+        """)
+    job = start_rallyrun(["--standalone", "--nproc-per-node", "2", "--shutdown-timeout", "600", worker])
+    (seen,) = wait_until(lambda: [one for one in inspect.jobs() if one.phase == "stopping"])
+    assert "exited with code 7" in seen.nodes[0].why
+    os.kill(seen.nodes[0].workers[0].pid, signal.SIGKILL)
+    assert job.wait() == 1
+
+
 @pytest.mark.parametrize(
     ("words", "error"),
     [

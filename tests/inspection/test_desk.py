@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.conftest import PATIENCE_S
 
 from rallypoint.errors import RallypointError, UsageError
 from rallypoint.inspection.client import Agent, find_job, list_agents
@@ -26,6 +27,7 @@ def desk(runtime_folder: str) -> Iterator[Desk]:
     before = {*os.listdir(runtime_folder)}  # of launchers that other tests have killed
     opened = Desk(lambda: LOOK, lambda: None)
     opened.open()
+    assert opened.is_placed.wait(PATIENCE_S)
     yield opened
     opened.close()
     assert {*os.listdir(runtime_folder)} <= before
@@ -115,11 +117,22 @@ def test_a_folder_of_somebody_else_is_not_used(tmp_path: Path, monkeypatch: pyte
     desk = Desk(lambda: LOOK, lambda: None)
     desk.open()
     try:
+        assert desk.is_placed.wait(PATIENCE_S)
         assert desk.path == ""
         assert list(folder.iterdir()) == []
         assert list_agents() == ([], [])
     finally:
         desk.close()
+
+
+def test_one_that_is_closed_at_once_leaves_nothing(runtime_folder: str) -> None:
+    """It finds its place on a thread of its own, whenever that comes to it."""
+    before = {*os.listdir(runtime_folder)}
+    for _ in range(20):
+        desk = Desk(lambda: LOOK, lambda: None)
+        desk.open()
+        desk.close()
+    assert {*os.listdir(runtime_folder)} <= before
 
 
 def test_where_a_user_finds_the_sockets(monkeypatch: pytest.MonkeyPatch) -> None:

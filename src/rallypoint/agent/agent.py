@@ -90,6 +90,7 @@ class SimpleElasticAgent(ElasticAgent):
         self._ended_by: Exception | None = None
         self._restarting = agent_machine.Restart("", 0)
         self._peers = peers_of(spec)
+        self._peers.on_long_wait = self._open_desk
         self._own_restarts = OwnRestarts(restarts.RestartPolicy(spec.max_restarts))
         self.is_hopeless = False  # whether it has given up because no restart could have helped
         self._run_record = RunRecord(spec)
@@ -360,6 +361,9 @@ class SimpleElasticAgent(ElasticAgent):
 
     def _use_the_wait(self, licence_fd: int | None) -> None:
         """The others are waited for. Whoever cleans up after us can already tell them so, by this licence."""
+
+    def _open_desk(self) -> None:
+        """Something takes long: whoever asks how the job is from now on is to get an answer."""
 
     @prof
     def _assign_worker_ranks(self, store: Any, group_rank: int, group_world_size: int, spec: WorkerSpec) -> list[Worker]:

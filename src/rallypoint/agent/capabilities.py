@@ -18,7 +18,7 @@ from rallypoint.rendezvous.handler import WakingHandler
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from rallypoint.failures.process_failure import ProcessFailure
     from rallypoint.processes.standby import Standby
@@ -50,6 +50,7 @@ class NoHold:
     def __init__(self) -> None:
         self.commands: dict[int, tuple[str, ...]] = {}
         self.last_words: dict[int, ProcessFailure] = {}
+        self.on_long_wait: Callable[[], None] = lambda: None
 
     def kill_at_once(self) -> None:
         return

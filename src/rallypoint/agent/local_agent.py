@@ -292,6 +292,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         self._setup_local_watchdog(envs=envs)
         prefixes = {plan.local_rank: plan.prefix for plan in plans if plan.prefix is not None}
         ours = {**self._preloading(), "licence_fd": self._peers.job.licence_fd(), "kept_files": kept_files, "standby": standby}
+        ours["on_long_wait"] = self._open_desk if self._preload else None
         with self._monitor.starting:
             self._pcontext = start_processes(
                 name=spec.role,
@@ -311,6 +312,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         if self._snapshots is not None:
             self._snapshots.started()
         hold = hold_on(self._pcontext)
+        hold.on_long_wait = self._open_desk
         hold.ends_with_failure = False  # it is stopped when others have been told, in the time that is left
         if self._kill_wait_s is not None:
             hold.kill_wait_s = self._kill_wait_s
@@ -489,7 +491,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         self._open_desk()
 
     def _open_desk(self) -> None:
-        """Let this agent be asked. It is not done on the way to the first workers: it would cost them milliseconds."""
+        """Let this agent be asked. It is done on the way to the first workers only if that takes long: it costs milliseconds."""
         if self._desk is not None:
             return
         job, desk = self._peers.job, None
@@ -501,7 +503,7 @@ class LocalElasticAgent(SimpleElasticAgent):
                 desk.close()
                 return
             desk.open()
-        except (ImportError, OSError) as error:  # rallypoint was moved under the job, or the host has no more; the job goes on
+        except (ImportError, OSError, RuntimeError) as error:  # rallypoint was moved, or the host has no more; the job goes on
             report.debug(f"this agent cannot be asked: {error}")
             if desk is not None:
                 desk.close()
@@ -517,8 +519,13 @@ class LocalElasticAgent(SimpleElasticAgent):
 
         def view() -> NodeView:
             seen = describe_node(record, spec, monitor, peers.job)
-            unfit = peers.attendant.why_unfit
-            return seen.replace(why=f"this machine is not fit: {unfit}") if unfit and not seen.workers else seen
+            if seen.workers:
+                return seen
+            if unfit := peers.attendant.why_unfit:
+                return seen.replace(why=f"this machine is not fit: {unfit}")
+            if self._preload and monitor.starting.locked():
+                return seen.replace(why="the modules of --preload are being imported for the workers")
+            return seen
 
         return view
 

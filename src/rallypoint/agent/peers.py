@@ -11,11 +11,12 @@ Which of them an agent has is decided once, in `agent.capabilities`.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping
 
 from rallypoint.agent.workers import RunResult, WorkerSpec
-from rallypoint.base import report
+from rallypoint.base import defaults, report
 from rallypoint.base.signals import inbox
 from rallypoint.errors import UnfitHostError
 from rallypoint.processes.context import wait_readable
@@ -162,10 +163,12 @@ class PlainPeers:
         self.job: CoordinatedHandler | NoJob = NoJob()
         self.alike: tuple[tuple[str, str | int], ...] = ()  # what must be the same on all nodes, of no rendezvous's
         self.attendant: Attendant | NoAttendant = NoAttendant()
+        self.on_long_wait: Callable[[], None] = lambda: None  # called when something takes long, perhaps more than once
 
     def next_rendezvous(self, shutdown_timeout_s: float, while_waiting: Callable[[int | None], None]) -> RendezvousInfo:
         """Meet them. Only a handler that we do not know may block in a way that nothing but an exception can end."""
         self._be_fit()
+        self.on_long_wait()
         with inbox.interrupting():
             return self._spec.rdzv_handler.next_rendezvous()
 
@@ -177,10 +180,16 @@ class PlainPeers:
 
     def _await_checks(self, timeout_s: float | None) -> None:
         """Until those that are due are done, or for so long."""
-        ends_at = float("inf") if timeout_s is None else time.monotonic() + timeout_s
+        began = time.monotonic()
+        ends_at = math.inf if timeout_s is None else began + timeout_s
+        long_at = began + defaults.LONG_WAIT_S
         self.attendant.look()
-        while self.attendant.is_checking and (left_s := ends_at - time.monotonic()) > 0:
-            wait_readable([self.attendant.fileno(), inbox.fileno()], None if timeout_s is None else left_s)
+        while self.attendant.is_checking and (now := time.monotonic()) < ends_at:
+            if now >= long_at:
+                long_at = math.inf
+                self.on_long_wait()
+            wake_at = min(ends_at, long_at)
+            wait_readable([self.attendant.fileno(), inbox.fileno()], None if wake_at == math.inf else wake_at - now)
             inbox.raise_pending()
             self.attendant.look()
 

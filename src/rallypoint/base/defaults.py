@@ -175,6 +175,7 @@ UNINTERRUPTIBLE_TIMEOUT_S = 10.0  # from SIGKILL until a process is called unkil
 EXIT_BARRIER_TIMEOUT_S = 300.0
 
 # Logs.
+LONG_WAIT_S = 0.5  # of a start or a stop; whoever asks about one that takes longer gets an answer
 PULSE_PAGE_BYTES = 4096  # in which a worker tells of its progress (`hangs.pulse_page`)
 PULSE_MAGIC = 0x72616C6C79000001  # its first word: "rally", and the version of its layout
 TEMPORARY_DIR = "/tmp"  # where TMPDIR names no other

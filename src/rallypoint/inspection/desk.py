@@ -82,15 +82,20 @@ class Desk:
         self._thread: ServiceThread | None = None
         self._clerk: Clerk | None = None
         self._is_closed = False
+        self.is_placed = threading.Event()  # it is known where it can be asked, if anywhere
 
     @property
     def path(self) -> str:
         return self._place.path if self._place is not None else ""
 
     def open(self) -> None:
-        """Listen, from now on; a host that has no place for it gets none. Twice is once."""
+        """Listen, soon: whoever opens it does not wait for files. A host that has no place for it gets none. Twice is once."""
         if self._thread is not None or self._is_closed:
             return
+        self._thread = ServiceThread("desk", WakeFd(), self._serve, self._let_go, self._let_go_in_child)
+        self._thread.start()
+
+    def _find_place(self) -> None:
         for folder in _usable_folders():
             try:
                 self._place = PrivateSocket(
@@ -101,9 +106,7 @@ class Desk:
                 report.debug(str(error))
         if self._place is None:
             report.debug(f"this agent cannot be asked: none of {', '.join(runtime_folders())} is there for this user alone")
-        wake_fd = WakeFd()
-        self._thread = ServiceThread("desk", wake_fd, self._serve, self._let_go, self._let_go_in_child)
-        self._thread.start()
+        self.is_placed.set()
 
     def close(self) -> None:
         """Answer no more. Whoever is being answered gets no more than that."""
@@ -156,8 +159,10 @@ class Desk:
         return self._clerk
 
     def _serve(self) -> None:
-        thread, place = self._thread, self._place
+        thread = self._thread
         assert thread is not None
+        self._find_place()
+        place = self._place
         poll = select.poll()
         poll.register(thread.wake_fd.fileno(), select.POLLIN)
         if place is not None:

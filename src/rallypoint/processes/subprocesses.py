@@ -67,12 +67,14 @@ def start_processes(
     learner: Learner | None = None,
     kept_files: dict[int, tuple[int, ...]] | None = None,
     standby: Standby | None = None,
+    on_long_wait: Callable[[], None] | None = None,
 ) -> PContext:
     """Start one process for each local rank, running a program or a function, and return them as a group.
 
     With `licence_fd` they may run as long as that page of memory says (`processes.licence`). With `preload` they find these
     modules imported, where that can be (`processes.keeper`); a `learner` is told what the first of them imports. `kept_files` are
-    ours, by local rank: those workers have them too. With `standby` they are processes that have waited for this.
+    ours, by local rank: those workers have them too. With `standby` they are processes that have waited for this. If it takes
+    long, `on_long_wait` is called.
     """
     rest = (log_line_prefixes, numa_options, duplicate_stdout_filters, duplicate_stderr_filters)
     context = _make_context(name, entrypoint, args, envs, logs_specs, start_method, *rest)
@@ -81,6 +83,7 @@ def start_processes(
     context.learner = learner
     context.kept_files = kept_files or {}
     context.standby = standby
+    context.on_long_wait = on_long_wait or context.on_long_wait
     context.start()
     return context
 

@@ -28,7 +28,7 @@ from rallypoint.processes.warden_client import Exited, Expired, FailedToStart, K
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from typing import Any
 
     from rallypoint.failures.memory_kills import MemoryKills
@@ -83,6 +83,7 @@ class WardedContext(PContext):
         self.learner: Learner | None = None  # who wants to know what workers import
         self.kept_files: dict[int, tuple[int, ...]] = {}  # by local rank, those of ours that a worker has at the same number
         self.standby: Standby | None = None  # processes that have waited to be the workers
+        self.on_long_wait: Callable[[], None] = lambda: None  # called when a start or a stop takes long
         self.expired_at: float | None = None  # when their warden killed them because that was over, of time.monotonic()
         self._warden: WardenClient | None = None
         self._outlets: Outlets | None = None
@@ -96,6 +97,7 @@ class WardedContext(PContext):
         self._handles = WorkerHandles()
         self._rest: tuple[int, ...] | None = None  # None: not reported yet
         self._look_at_warden_at = self._give_up_at = math.inf  # while it owes us an answer
+        self._long_at = math.inf  # when a start or a stop that has begun is one that takes long
         self._memory_kills: MemoryKills | None = None
         self._end_reasons: dict[int, EndReason] = {}  # by process id
         self._stop: Stop | None = None  # while they are being stopped
@@ -319,6 +321,7 @@ class WardedContext(PContext):
         """
         began = time.monotonic()
         give_up_at = began + START_TIMEOUT_S + (self._import_time_s() if self.preload else 0.0)
+        self._long_at = began + defaults.LONG_WAIT_S
         with report.meanwhile(lambda: self._told_of_start(began)):
             while len(self._pids) < self.nprocs:
                 left = give_up_at - time.monotonic()
@@ -327,11 +330,19 @@ class WardedContext(PContext):
                     raise WorkerStartError(
                         f"{len(self._pids)} of {self.nprocs} workers were started within {START_TIMEOUT_S:g} s"
                     )
-                wait_readable([self.news_fd(), inbox.fileno()], left)
+                self._wait([self.news_fd(), inbox.fileno()], left)
                 self._absorb()
                 self._check_start()
                 if inbox.collect():
                     give_up_at = min(give_up_at, time.monotonic() + SIGNALLED_START_S)
+
+    def _wait(self, fds: Iterable[int | None], timeout_s: float) -> set[int]:
+        """For less, if it shows meanwhile that all of this takes long."""
+        readable = wait_readable(fds, min(timeout_s, self._long_at - time.monotonic()))
+        if time.monotonic() >= self._long_at:
+            self._long_at = math.inf
+            self.on_long_wait()
+        return readable
 
     def _check_start(self) -> None:
         if self._start_error is not None:
@@ -519,6 +530,7 @@ class WardedContext(PContext):
             stop = shutdown.hurry(stop)
         self._ask_warden(in_a_hurry=stop.grace_s == 0)
         self._stop, began = stop, time.monotonic()
+        self._long_at = began + defaults.LONG_WAIT_S
         with report.meanwhile(lambda: self._told_of_stop(began)):
             return self._stop_in_steps(stop)
 
@@ -556,7 +568,7 @@ class WardedContext(PContext):
 
     def _wait_while_stopping(self, wake_at: float) -> set[int]:
         left_s = min(wake_at, self._look_at_warden_at) - time.monotonic()
-        readable = wait_readable([self.news_fd(), inbox.fileno(), self.hurry_fd], left_s)
+        readable = self._wait([self.news_fd(), inbox.fileno(), self.hurry_fd], left_s)
         self._absorb()
         if time.monotonic() >= self._look_at_warden_at:
             self._look_at_warden()
