@@ -111,6 +111,9 @@ class NoJob:
     def new_connection(self) -> Coordination | None:
         return None
 
+    def min_nodes(self) -> int:
+        return 1
+
     def hosts_store(self) -> bool:
         return False
 

@@ -74,6 +74,7 @@ def describe_node(record: RunRecord, spec: WorkerSpec, monitor: WorkerMonitor, j
         slowness=None if slowness.node is None else round(slowness.node, 3),
         node_rank=status.group_rank,
         nodes=status.group_world_size,
+        min_nodes=job.min_nodes(),
         world_size=status.world_size,
         restarts=status.restarts,
         max_restarts=status.max_restarts,

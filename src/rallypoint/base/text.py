@@ -11,11 +11,13 @@ from itertools import groupby
 
 __all__ = [
     "Run", "count_of", "failure_kind", "fitted", "host_port", "joined", "listed", "many", "node_label", "parse_size",
-    "parse_truth", "plural", "ranges", "runs", "signal_names", "size_text", "time_text", "who_of",
+    "parse_span", "parse_truth", "plural", "ranges", "runs", "signal_names", "size_text", "span_text", "time_text", "who_of",
     "without_numbers",
 ]  # fmt: skip
 
 _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+_SPAN_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+_LONGEST_SPAN_S = 1e10
 _HOST_CHARS_MAX = 40
 _TRUE_WORDS = ("1", "true", "t", "yes", "y", "on")
 _FALSE_WORDS = ("0", "false", "f", "no", "n", "off")
@@ -36,6 +38,29 @@ def size_text(count: int) -> str:
             break
         size, unit = size / 1024, larger
     return f"{size:.0f} {unit}" if size >= 100 or unit == "B" else f"{size:.1f} {unit}"
+
+
+def parse_span(text: str) -> float:
+    """The seconds that ``90s``, ``1.5s``, ``10m``, ``1h30m`` or ``2d`` stands for; ValueError for anything else."""
+    seconds, number = 0.0, ""
+    for char in text:
+        if char not in _SPAN_UNITS:
+            number += char
+            continue
+        if not all(part.isascii() and part.isdigit() for part in number.split(".", 1)):
+            raise ValueError(f"{text!r} is no length of time, as 8s, 1.5s, 10m and 1h30m are")
+        seconds, number = seconds + float(number) * _SPAN_UNITS[char], ""
+    if number or not text or seconds > _LONGEST_SPAN_S:
+        raise ValueError(f"{text!r} is no length of time, as 8s, 1.5s, 10m and 1h30m are")
+    return seconds
+
+
+def span_text(seconds: float) -> str:
+    """As `parse_span` reads it, to the millisecond: ``8s``, ``1m30.5s``, ``2h``."""
+    minutes, milliseconds = divmod(round(max(seconds, 0.0) * 1000), 60_000)
+    hours, minutes = divmod(minutes, 60)
+    parts = [(hours, "h"), (minutes, "m"), (milliseconds / 1000, "s")]
+    return "".join(f"{value:.12g}{unit}" for value, unit in parts if value) or "0s"
 
 
 def time_text(seconds: float) -> str:

@@ -12,6 +12,7 @@ from functools import lru_cache
 from itertools import accumulate
 
 from rallypoint.base.records import Value
+from rallypoint.base.text import parse_span
 from rallypoint.errors import UsageError
 
 TYPE_CHECKING = False
@@ -26,9 +27,6 @@ _STAMP = re.compile(
 _SECOND = 1_000_000  # in microseconds
 _AS_ZERO = bytes.maketrans(b"0123456789", b"0000000000")
 _DATE_CHARS = len("2026-11-16 19:08:28")
-_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
-_AGE = re.compile(r"(?:\d+(?:\.\d+)?[smhdw])+")
-_AGE_PART = re.compile(r"(\d+(?:\.\d+)?)([smhdw])")
 _DAY = re.compile(r"\d{4}-\d\d-\d\d")
 
 
@@ -162,9 +160,10 @@ def _date(days: int) -> tuple[int, int, int]:
 
 def parse_since(text: str, now_s: float, here_s: int) -> int:
     """The moment that ``10m``, ``1h30m`` or ``2026-11-16T19:08:28`` means, in microseconds since 1970; UsageError: none."""
-    if _AGE.fullmatch(text):
-        ago_s = sum(float(number) * _UNITS[unit] for number, unit in _AGE_PART.findall(text))
-        return int((now_s - ago_s) * _SECOND)
+    try:
+        return int((now_s - parse_span(text)) * _SECOND)
+    except ValueError:
+        pass  # then it is a time
     stamp = f"{text}T00:00:00" if _DAY.fullmatch(text) else text
     raw = stamp.encode()
     clock = find_clock(raw)

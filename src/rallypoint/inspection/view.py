@@ -87,6 +87,7 @@ class NodeView(Value):
     slowness: float | None = None  # that of its workers, at their median
     node_rank: int | None = None
     nodes: int | None = None
+    min_nodes: int = 1  # with fewer it does not go on
     world_size: int | None = None
     restarts: int = 0
     max_restarts: int = 0

@@ -147,6 +147,10 @@ class CoordinatedHandler(WakingHandler):
         """Another connection to the job's store, which the caller closes; None where nobody outside can ask the job."""
         return None
 
+    def min_nodes(self) -> int:
+        """With fewer, the job does not go on."""
+        return 1
+
     def hosts_store(self) -> bool:
         """Whether the job's store, and so the job, ends with this node."""
         return False

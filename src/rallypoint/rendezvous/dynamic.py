@@ -226,6 +226,9 @@ class DynamicRendezvous(CoordinatedHandler):
     def new_connection(self) -> Coordination:
         return self._place.new_connection()
 
+    def min_nodes(self) -> int:
+        return self._params.min_nodes
+
     def hosts_store(self) -> bool:
         return self._place.is_host
 
