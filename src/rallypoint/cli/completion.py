@@ -10,7 +10,7 @@ import re
 from functools import cache
 
 from rallypoint.base import defaults
-from rallypoint.cli import demo, doctor, explain, init, jobs, logs, stacks, top
+from rallypoint.cli import chaos, demo, doctor, explain, init, jobs, logs, stacks, top
 from rallypoint.cli.command_line import BY_NAME, OPTIONS, Option
 from rallypoint.cli.usage import COMMANDS
 from rallypoint.rendezvous import registry
@@ -57,7 +57,7 @@ def _valued() -> list[str]:
 
 def _flags_of_commands() -> dict[str, list[str]]:
     """What the help of each command lists, but for ``run``."""
-    commands = (demo, doctor, explain, init, logs, stacks, top)
+    commands = (chaos, demo, doctor, explain, init, logs, stacks, top)
     usages = {one.__name__.rpartition(".")[2]: one.USAGE for one in commands} | jobs.USAGES
     return {name: sorted({*re.findall(r"^  (--[a-z-]+)", text, re.MULTILINE), "--help"}) for name, text in usages.items()}
 

@@ -25,7 +25,7 @@ from rallypoint.protocol.pace import SLOW
 from rallypoint.story.phases import RUNNING
 from rallypoint.story.story import duration
 
-__all__ = ["USAGES", "jobs_main", "render_jobs", "render_status"]
+__all__ = ["USAGES", "Flags", "jobs_main", "read_arguments", "render_jobs", "render_status"]
 
 STOPPED_WITHIN_S = 60.0
 LOOK_EVERY_S = 0.1
@@ -107,9 +107,20 @@ def jobs_main(command: str, argv: Sequence[str]) -> int:
 
 
 def _read_arguments(command: str, argv: Sequence[str]) -> tuple[Flags, list[str]]:
+    if command == "ps" and any(word.partition("=")[0] in _VALUED for word in argv):
+        raise UsageError("it lists the jobs of this machine; one elsewhere: rallypoint status JOB --endpoint HOST:PORT")
+    flags, words = read_arguments(USAGES[command], argv, _VALUED)
+    least, most = {"ps": (0, 0), "drain": (1, 2)}.get(command, (0, 1))
+    if "--help" not in flags and not least <= len(words) <= most:
+        raise UsageError(USAGES[command].partition("\n")[0])
+    return flags, words
+
+
+def read_arguments(usage: str, argv: Sequence[str], valued: Sequence[str]) -> tuple[Flags, list[str]]:
+    """The flags, all of which the usage lists, and the other words; those that are `valued` have a value."""
     flags: Flags = {}
     words: list[str] = []
-    known = [line.split()[0] for line in USAGES[command].splitlines() if line.startswith("  --")]
+    known = [line.split()[0] for line in usage.splitlines() if line.startswith("  --")]
     rest = iter(argv)
     for word in rest:
         name, separator, value = word.partition("=")
@@ -117,17 +128,12 @@ def _read_arguments(command: str, argv: Sequence[str]) -> tuple[Flags, list[str]
         if not word.startswith("-"):
             words.append(word)
             continue
-        if command == "ps" and name in _VALUED:
-            raise UsageError("it lists the jobs of this machine; one elsewhere: rallypoint status JOB --endpoint HOST:PORT")
-        if name not in known or (separator and name not in _VALUED):
+        if name not in known or (separator and name not in valued):
             meant = closest(name, known)
             raise UsageError(f"unknown flag {name}; " + (f"did you mean {meant}?" if meant else f"there are {', '.join(known)}"))
-        flags[name] = (value if separator else next(rest, "")) if name in _VALUED else ""
-        if name in _VALUED and not flags[name]:
+        flags[name] = (value if separator else next(rest, "")) if name in valued else ""
+        if name in valued and not flags[name]:
             raise UsageError(f"{name} needs a value")
-    least, most = {"ps": (0, 0), "drain": (1, 2)}.get(command, (0, 1))
-    if "--help" not in flags and not least <= len(words) <= most:
-        raise UsageError(USAGES[command].partition("\n")[0])
     return flags, words
 
 

@@ -85,6 +85,10 @@ def rallypoint_main(argv: Sequence[str] | None = None) -> int:
         from rallypoint.cli.logs import logs_main
 
         return logs_main(rest)
+    if command == "chaos":
+        from rallypoint.cli.chaos import chaos_main
+
+        return chaos_main(rest)
     if command == "demo":
         from rallypoint.cli.demo import demo_main
 

@@ -39,6 +39,7 @@ COMMANDS = {
     "stop": "stop a job on all of its nodes",
     "restart": "restart the workers of a job",
     "drain": "have one node leave its job; the others go on without it",
+    "chaos": "hurt a running job on purpose, to see whether it goes on",
     "doctor": "check this machine and the way to the others, and say what to do",
     "explain": "show what happened in a run and where its time went, from its log folder",
     "stacks": "show the Python stacks of running workers",

@@ -16,6 +16,7 @@ from rallypoint.errors import RallypointError, UsageError
 from rallypoint.inspection import asking
 from rallypoint.inspection.desk import SUFFIX, is_private, runtime_folders
 from rallypoint.inspection.view import FORMAT, JobKey, JobView, NodeView, keys_of, read_job, read_node
+from rallypoint.net.private_socket import peer_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -40,14 +41,15 @@ REFUSED_FOR_S = 2.0  # after which nobody listens there
 
 
 class Agent:
-    """An agent of this machine that has answered, and where it answers."""
+    """An agent of this machine that has answered, and where it answers; `pid` is its process as the kernel knows it here."""
 
-    def __init__(self, path: str, node: NodeView) -> None:
+    def __init__(self, path: str, node: NodeView, pid: int = 0) -> None:
         self.path = path
         self.node = node
+        self.pid = pid
 
 
-def list_agents(paths: Sequence[str] | None = None) -> tuple[list[Agent], list[str]]:
+def list_agents(paths: Sequence[str] | None = None, patience_s: float = ANSWER_S) -> tuple[list[Agent], list[str]]:
     """The agents of this user that run here, or answer at these sockets, and a line for each that could not be understood.
 
     All are asked before the first answer is waited for: some that are stopped take no longer than one.
@@ -58,11 +60,11 @@ def list_agents(paths: Sequence[str] | None = None) -> tuple[list[Agent], list[s
         some, left = left[:ASKED_AT_ONCE], left[ASKED_AT_ONCE:]
         with ExitStack() as lines:
             asked = [(path, _try(_Line, lines, path, {"ask": "node"})) for path in some]
-            deadline = time.monotonic() + ANSWER_S
+            deadline = time.monotonic() + patience_s
             for path, line in asked:
                 found = _try(line.read_node, deadline) if isinstance(line, _Line) else line
                 if isinstance(found, NodeView):
-                    agents.append(Agent(path, found))
+                    agents.append(Agent(path, found, line.pid if isinstance(line, _Line) else 0))
                 elif not isinstance(found, _NobodyThereError):
                     troubles.append(f"{os.path.basename(path).partition('-')[0]}: {found}")
     return sorted(agents, key=lambda agent: (agent.node.job, agent.node.node_rank or 0, agent.node.pid)), troubles
@@ -245,6 +247,7 @@ class _Line:
             raise _UnansweredError("it takes no questions; is it stopped?") from None
         except OSError as error:
             raise _UnansweredError(f"it cannot be reached: {error.strerror or error}") from error
+        self.pid = peer_of(self._sock)[0]
         self._asked_at = time.monotonic()
 
     def read(self, deadline: float) -> dict[str, Any]:

@@ -21,7 +21,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-__all__ = ["read_specs", "run_all"]
+__all__ = ["memory_left", "read_specs", "run_all"]
 
 _LATE_S = 2.0  # beyond its own timeout, until a check is given up as a whole
 _OUTPUT_BYTES_MAX = 64 * 1024
@@ -74,9 +74,13 @@ def _built_in(spec: Spec) -> Finding:
 
 
 def _look_at_memory(least: int) -> Finding:
-    available = _from_meminfo()
-    left = [one for one in (available, _left_in_cgroup()) if one is not None]
-    return rules.judge_memory(min(left, default=None), least)
+    return rules.judge_memory(memory_left(), least)
+
+
+def memory_left() -> int | None:
+    """How much this machine, or the container, may still use; None where neither tells."""
+    left = [one for one in (_from_meminfo(), _left_in_cgroup()) if one is not None]
+    return min(left, default=None)
 
 
 def _from_meminfo() -> int | None:

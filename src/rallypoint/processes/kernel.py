@@ -11,10 +11,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 __all__ = [
-    "adopt_orphans", "children", "die_with_parent", "has_children", "kill_children", "kill_if_allowed", "parents", "set_name",
-    "stat_fields",
+    "WARDEN_NAME", "adopt_orphans", "children", "die_with_parent", "has_children", "kill_children", "kill_if_allowed", "parents",
+    "set_name", "stat_fields",
 ]  # fmt: skip
 
+WARDEN_NAME = "rally-warden"  # as ps and top show it
 _SIGKILL = 9  # importing signal takes longer than all else here
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15

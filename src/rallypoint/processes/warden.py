@@ -32,6 +32,7 @@ import time
 from rallypoint.coordination.testimony import testify
 from rallypoint.processes.frames import FrameQueue, FrameReader
 from rallypoint.processes.kernel import (
+    WARDEN_NAME,
     adopt_orphans,
     children,
     has_children,
@@ -444,7 +445,7 @@ def main() -> None:
     The agent waits for its end, and there is nothing to be put away that the kernel would not: so it skips the interpreter's own.
     """
     sock_fd, agent_pid = map(int, sys.argv[-2:])
-    set_name("rally-warden")
+    set_name(WARDEN_NAME)
     _close_all_but(sock_fd)
     os.set_inheritable(sock_fd, False)
     try:

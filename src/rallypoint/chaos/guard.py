@@ -1,0 +1,152 @@
+"""The line to the guardian, from ``rallypoint chaos``; and what is left to do where the guardian itself was killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+
+from rallypoint.base.records import Value
+from rallypoint.chaos.guardian import ANSWER_BYTES, FDS_MAX, PROGRAM
+from rallypoint.chaos.holds import go_on, heal
+from rallypoint.errors import RallypointError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["Guard", "Word"]
+
+ANSWER_S = 10.0
+CLOSE_S = 10.0
+_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
+
+class Word(Value):
+    """What the guardian says of a hold: it is ``on``, has ``news``, ``failed``, or is ``off``."""
+
+    number: int
+    what: str
+    text: str = ""
+
+
+class Guard:
+    """A guardian that was started. It is closed in the end: then nothing is held any more."""
+
+    def __init__(self) -> None:
+        self._sock, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._own: dict[int, tuple[list[int], int]] = {}  # our copies of what is held, and of whom connections are cut
+        command = [sys.executable, "-I", "-S", "-c", PROGRAM, _ROOT, str(theirs.fileno())]
+        with theirs:
+            try:
+                self._process = subprocess.Popen(
+                    command, stdin=subprocess.DEVNULL, start_new_session=True, pass_fds=[theirs.fileno()]
+                )
+            except OSError as error:
+                self._sock.close()
+                raise RallypointError(f"the process that undoes what lasts could not be started: {error}") from error
+        self.is_lost = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def fileno(self) -> int:
+        return self._sock.fileno()
+
+    def hold(self, number: int, do: str, seconds: float, pidfds: Sequence[int], **more: object) -> list[Word]:
+        """Begin it, and give all that was said until it was on, the last word being about it. The descriptors are ours to close.
+
+        RallypointError: it could not be done, or there is no guardian to undo it.
+        """
+        pid = more.get("pid")
+        self._own[number] = [os.dup(fd) for fd in pidfds], pid if isinstance(pid, int) else 0
+        asked = json.dumps({"number": number, "do": do, "seconds": seconds, **more}).encode()
+        try:
+            rest = list(pidfds)
+            while len(rest) > FDS_MAX:
+                socket.send_fds(self._sock, [b"{}"], rest[:FDS_MAX])
+                del rest[:FDS_MAX]
+            socket.send_fds(self._sock, [asked], rest)
+        except OSError:
+            self._lose()
+        words = self._await(number)
+        if not words or words[-1].number != number or words[-1].what != "on":
+            self._forget(number)
+            raise RallypointError(
+                words[-1].text if words and words[-1].number == number else "the process that would undo it is gone"
+            )
+        return words
+
+    def _await(self, number: int) -> list[Word]:
+        words: list[Word] = []
+        ends_at = time.monotonic() + ANSWER_S
+        while not self.is_lost and (left_s := ends_at - time.monotonic()) > 0:
+            words += self.hear(left_s)
+            if any(word.number == number and word.what in ("on", "failed") for word in words):
+                return sorted(words, key=lambda word: word.number == number)
+        return words
+
+    def release(self, number: int) -> None:
+        """Undo it now; it is off when the guardian says so."""
+        try:
+            self._sock.send(json.dumps({"number": number, "do": "undo"}).encode())
+        except OSError:
+            self._lose()
+
+    def hear(self, timeout_s: float = 0.0) -> list[Word]:
+        """What it has said since; where it is gone, that everything is off, for it was undone here."""
+        words: list[Word] = []
+        poll = select.poll()
+        poll.register(self._sock, select.POLLIN)
+        while not self.is_lost and poll.poll(0 if words else max(0.0, timeout_s) * 1000):
+            try:
+                data = self._sock.recv(ANSWER_BYTES)
+            except OSError:
+                data = b""
+            if not data:
+                words += self._lose()
+                break
+            told = json.loads(data)
+            words.append(Word(told["number"], told["is"], told["text"]))
+            if words[-1].what == "off":
+                self._forget(words[-1].number)
+        return words
+
+    def _lose(self) -> list[Word]:
+        """Somebody has killed it: what it has held is ours to undo."""
+        self.is_lost = True
+        held = list(self._own)
+        for number in held:
+            self._undo(number)
+        return [Word(number, "off", "the process that held it was killed") for number in held]
+
+    def _undo(self, number: int) -> None:
+        pidfds, cut_pid = self._own.get(number, ([], 0))
+        if cut_pid:
+            heal(pidfds[0], cut_pid)
+        else:
+            go_on(pidfds)
+        self._forget(number)
+
+    def _forget(self, number: int) -> None:
+        for fd in self._own.pop(number, ([], 0))[0]:
+            os.close(fd)
+
+    def close(self) -> None:
+        """Have everything undone, and see that it is."""
+        self._sock.close()
+        try:
+            self._process.wait(CLOSE_S)
+        except subprocess.TimeoutExpired:  # somebody has stopped it
+            self._process.kill()
+            self._process.wait()
+        for number in list(self._own):
+            self._undo(number)
