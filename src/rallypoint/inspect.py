@@ -1,4 +1,5 @@
-"""See and steer jobs, from a program: what ``rallypoint ps``, ``status``, ``logs``, ``stop``, ``drain`` and ``restart`` do.
+"""See and steer jobs, from a program: what ``rallypoint ps``, ``status``, ``logs``, ``stop``, ``drain`` and ``restart`` do, and
+one fault of ``rallypoint chaos``.
 
     from rallypoint import inspect
 
@@ -15,6 +16,7 @@ import re
 import time
 from collections.abc import Iterable, Iterator
 
+from rallypoint.base import defaults
 from rallypoint.base.text import runs
 from rallypoint.errors import UsageError
 from rallypoint.inspection import client, log_reading
@@ -22,8 +24,12 @@ from rallypoint.inspection.log_lines import LogLine
 from rallypoint.inspection.log_times import parse_since
 from rallypoint.inspection.view import Happening, JobView, NodeView, WorkerView, jobs_of, stragglers, to_document
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from rallypoint.chaos.outcome import Outcome
+
 __all__ = [
-    "Happening", "JobView", "LogLine", "NodeView", "WorkerView", "drain", "jobs", "logs", "restart", "status", "stop",
+    "Happening", "JobView", "LogLine", "NodeView", "WorkerView", "drain", "hurt", "jobs", "logs", "restart", "status", "stop",
     "stragglers", "to_document",
 ]  # fmt: skip
 
@@ -56,6 +62,16 @@ def drain(node: str, job: str = "", force: bool = False, now: bool = False) -> s
     unless with `force`. With ``--drain-grace`` all workers save first, unless `now`.
     """
     return _find(job).drain(node, force, now)
+
+
+def hurt(fault: str, job: str = "", patience_s: float = defaults.DRILL_PATIENCE_S) -> Outcome:
+    """Give a job one fault, such as ``kill rank 3`` or ``stop node 1 for 8s``, and wait until it runs again, at most so long.
+
+    What would end the job is refused. Whatever lasts is undone when this returns, or this process ends.
+    """
+    from rallypoint.chaos import drill
+
+    return drill.hurt(fault, job, patience_s)
 
 
 def logs(

@@ -19,7 +19,7 @@ LAYERS = (
     ("demo", "tui"),
     ("agent",),
     ("web",),
-    ("inspect", "inspection"),
+    ("chaos", "inspect", "inspection"),
     ("health", "notices"),
     ("timers",),
     ("rendezvous",),
@@ -50,6 +50,7 @@ PURE = {
 # What decides, as functions of (state, observation, now): no I/O, no clock, no thread. The simulator drives most of it.
 PURE_MODULES = {
     "base": ["json_text", "text"],
+    "chaos": ["faults", "outcome", "plan", "scene", "schedule"],
     "checkpoint": ["layout", "moves"],
     "coordination": ["cell.document", "fence", "keyspace", "model"],
     "failures": ["hints"],

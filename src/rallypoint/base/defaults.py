@@ -167,6 +167,11 @@ NOTICE_PAUSES_S = (0.5, 2.0)  # before the second attempt, and before the third
 NOTICE_WAIT_S = 10.0  # of the launcher, at the end, for the last notices
 NOTICE_WAIT_AFTER_SIGNAL_S = 3.0  # the same where somebody waits for our end
 
+# Drills.
+DRILL_EVERY_S = 30.0  # between two faults
+DRILL_FOR_S = 600.0
+DRILL_PATIENCE_S = 120.0  # for a job to run again
+
 # Ends.
 SHUTDOWN_TIMEOUT_S = 30  # from the first signal to SIGKILL
 STANDBY_AFTER_S = 3.0  # from when all workers are ready to when others are started to wait for their places

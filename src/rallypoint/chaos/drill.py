@@ -10,20 +10,21 @@ import select
 import time
 from collections.abc import Callable
 
+from rallypoint.base import defaults
 from rallypoint.base.text import many
 from rallypoint.chaos import plan as plans
-from rallypoint.chaos.faults import AGENT, CUT, DISK, FILL, KILL, NODE, PREEMPT, STOP, Fault, text_of
-from rallypoint.chaos.grip import Grip
+from rallypoint.chaos.faults import AGENT, CUT, DISK, FILL, KILL, NODE, PREEMPT, RANK, STOP, Fault, read_fault, text_of
+from rallypoint.chaos.grip import GoneError, Grip
 from rallypoint.chaos.guard import Guard, Word
 from rallypoint.chaos.outcome import LOST, Outcome, Standing, Trial, judge, outcome_text, stands
-from rallypoint.chaos.plan import Give, Over, Plan, Skip, Wait
+from rallypoint.chaos.plan import Give, Listed, Over, Plan, Progress, Skip, Wait, why_refused
 from rallypoint.chaos.scene import Scene, find, what_ends
-from rallypoint.errors import RallypointError
+from rallypoint.chaos.schedule import Entry
+from rallypoint.errors import RallypointError, UsageError
 from rallypoint.inspection.view import NodeView
 
-__all__ = ["PATIENCE_S", "Drill", "Tell"]
+__all__ = ["Drill", "Tell", "hurt"]
 
-PATIENCE_S = 120.0  # for a job to run again
 LOOK_S, IDLE_S = 0.1, 1.0
 RETRY_S = 0.25  # for whoever is not there to be hurt
 UNDONE_WITHIN_S = 5.0
@@ -42,7 +43,7 @@ class Drill:
         guard: Guard,
         plan: Plan,
         tell: Tell,
-        patience_s: float = PATIENCE_S,
+        patience_s: float = defaults.DRILL_PATIENCE_S,
         wake_fd: int | None = None,
         is_unwanted: Callable[[], bool] = lambda: False,
     ) -> None:
@@ -91,21 +92,37 @@ class Drill:
         is_settled = not self._trials
         if isinstance(self._plan, plans.Seeded) and not is_settled:  # so what is seen would not matter
             return
-        scene = self._scene()
+        scene, due = self._scene(), self._progress
         self._progress, action = plans.step(self._plan, self._progress, scene, self._now_s(), is_settled)
         match action:
             case Give(fault, late_s):
-                self._told_waiting = ""
-                self._give(fault, late_s, scene)
+                try:
+                    self._give(fault, late_s, scene)
+                    self._told_waiting = ""
+                except GoneError as error:
+                    self._retry(due, fault, str(error))
+                except RallypointError as error:
+                    self._skip(fault, str(error))
             case Skip(fault, why):
                 self._skip(fault, why)
             case Wait(why):
-                self._retry_s = self._now_s() + RETRY_S
-                if why != self._told_waiting:
-                    self._told_waiting = why
-                    self._say("waits", text=f"waiting: {why}")
+                self._wait(why)
             case Over(why):
                 self._over = why
+
+    def _wait(self, why: str) -> None:
+        self._retry_s = self._now_s() + RETRY_S
+        if why != self._told_waiting:
+            self._told_waiting = why
+            self._say("waits", why=why, text=f"waiting: {why}")
+
+    def _retry(self, due: Progress, fault: Fault, why: str) -> None:
+        """Somebody has ended since the job was looked at, as all workers do at a restart."""
+        if plans.is_missed(due, self._now_s()):
+            self._skip(fault, why)
+        else:
+            self._progress = due
+            self._wait(why)
 
     def _scene(self) -> Scene:
         return self._grip.scene([fault for fault, _ in self._held.values()], self._cannot)
@@ -113,9 +130,7 @@ class Drill:
     def _skip(self, fault: Fault | None, why: str) -> None:
         self.skipped += 1
         what = text_of(fault) if fault is not None else ""
-        self._say(
-            "skipped", fault=what, why=why, text=f"{what or 'nothing'} is skipped: {why}" if what else f"nothing to do: {why}"
-        )
+        self._say("skipped", fault=what, why=why, text=f"{what} is skipped: {why}" if what else f"nothing to do: {why}")
 
     def _give(self, fault: Fault, late_s: float, scene: Scene) -> None:
         node = find(fault, scene)
@@ -124,17 +139,13 @@ class Drill:
         number = self._count = self._count + 1
         self.standing = before = stands(self._grip.look(), self._now_s())
         given_s = self._now_s()
-        try:
-            done = self._do(number, fault, node, scene)
-        except RallypointError as error:
-            self._skip(fault, str(error))
-            return
+        done = self._do(number, fault, node, scene)
         until_s = self._now_s() + fault.for_s if fault.is_lasting else 0.0
         changes = (fault.takes_restart or fault.takes_node) and node.node_rank is not None and bool(node.workers)
         self._trials[number] = Trial(number, fault, given_s, before, until_s, changes)
         late = f", {late_s:.1f} s late" if late_s > plans.ON_TIME_S else ""
         about = {"fault": text_of(fault), "did": done, "node": node.node, "hostname": node.hostname}
-        self._say("fault", number, **about, text=f"{text_of(fault)}: {done} on {_name(node)}{late}")
+        self._say("fault", number, **about, text=f"{text_of(fault)}{_where(fault, node)}: {done}{late}")
 
     def _do(self, number: int, fault: Fault, node: NodeView, scene: Scene) -> str:
         is_end = bool(what_ends(fault, scene))
@@ -147,17 +158,19 @@ class Drill:
     def _hold(self, number: int, fault: Fault, node: NodeView) -> str:
         if fault.kind == FILL:
             folder = node.log_dir if fault.what == DISK else ""
-            self._keep(number, fault, node, self._guard.hold(number, FILL, fault.for_s, (), folder=folder, size=fault.size))
+            self._keep(number, fault, node, self._guard.hold(number, FILL, fault.for_s, folder=folder, size=fault.size))
             return f"the {fault.what} {f'of {folder}' if folder else 'of this machine'} is being filled"
         seized = self._grip.seize(fault, node)
         try:
-            more = {"pid": node.pid} if fault.kind == CUT else {"percent": fault.percent}
-            self._keep(number, fault, node, words := self._guard.hold(number, fault.kind, fault.for_s, seized.pidfds, **more))
+            how = (number, fault.kind, fault.for_s, seized.pidfds, seized.pids)
+            self._keep(number, fault, node, words := self._guard.hold(*how, percent=fault.percent))
         finally:
             seized.close()
         if fault.kind == CUT:
             return f"{many(int(words[-1].text), 'connection')} of {seized.text} hear nothing more"
-        return f"{seized.text} {'stand' if fault.kind == STOP else f'run {fault.percent}% of the time'}"
+        if fault.kind == STOP:
+            return f"SIGSTOP to {seized.text}"
+        return f"SIGSTOP and SIGCONT in turn to {seized.text}, to run {fault.percent}% of the time"
 
     def _keep(self, number: int, fault: Fault, node: NodeView, words: list[Word]) -> None:
         self._held[number] = (fault, node)
@@ -217,11 +230,40 @@ class Drill:
             for word in self._guard.hear(left_s):
                 self._heed(word)
 
+    @property
+    def unjudged(self) -> int:
+        """Of how many faults it was not known yet what came of them."""
+        return len(self._trials)
+
     def _say(self, event: str, number: int = 0, **about: object) -> None:
         told: dict[str, object] = {"event": event, "at_s": round(self._now_s(), 3), "time": time.time()}
         self._tell({**told, **({"number": number} if number else {}), **about})
 
 
-def _name(node: NodeView) -> str:
-    rank = "" if node.node_rank is None else f"node {node.node_rank} "
-    return f"{rank}({node.node})"
+def _where(fault: Fault, node: NodeView) -> str:
+    """What the fault itself does not say."""
+    if fault.what != RANK:
+        return f" ({node.node})"
+    return f" on {node.node}" if node.node_rank is None else f" on node {node.node_rank} ({node.node})"
+
+
+def hurt(text: str, job: str, patience_s: float) -> Outcome:
+    """Give one fault to a job now, and wait for what comes of it."""
+    try:
+        fault = read_fault(text)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    grip = Grip(job)
+    try:
+        plan = Listed((Entry(0.0, fault),))
+        if why := why_refused(plan, grip.scene((), grip.cannot())):
+            raise UsageError("; ".join(why.values()))
+        said: list[dict[str, object]] = []
+        with Guard() as guard:
+            drill = Drill(grip, guard, plan, said.append, patience_s)
+            drill.run()
+    finally:
+        grip.close()
+    if not drill.outcomes:
+        raise RallypointError(str(said[-1]["text"]))
+    return drill.outcomes[0]

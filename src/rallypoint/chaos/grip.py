@@ -17,11 +17,9 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 
-from rallypoint.base import limits
 from rallypoint.base.records import Value
 from rallypoint.base.text import many, plural, ranges
 from rallypoint.chaos.faults import AGENT, CUT, KILL, RANK, WARDEN, Fault
-from rallypoint.chaos.guardian import MOST_FILES
 from rallypoint.chaos.holds import signal_all, why_no_cut
 from rallypoint.chaos.outcome import End
 from rallypoint.chaos.scene import Scene
@@ -32,7 +30,7 @@ from rallypoint.inspection.view import JobView, NodeView
 from rallypoint.processes import activity, kernel
 from rallypoint.story import event_records
 
-__all__ = ["Grip", "Seized"]
+__all__ = ["GoneError", "Grip", "Seized"]
 
 LOOK_S = 1.0  # for agents that answer within milliseconds, unless they are stopped
 RELIST_S = 2.0
@@ -45,10 +43,15 @@ _PIDFD_INFO = struct.Struct("=QQ12i")  # its first version: mask, cgroup, eleven
 _PIDFD_GET_INFO = 3 << 30 | _PIDFD_INFO.size << 16 | 0xFF << 8 | 11
 
 
+class GoneError(RallypointError):
+    """Whoever was to be hurt is not there any more, and may be back."""
+
+
 class Seized(Value):
     """Processes, by their descriptors, which are the holder's to close, and in words."""
 
     pidfds: tuple[int, ...]
+    pids: tuple[int, ...]
     text: str
 
     def close(self) -> None:
@@ -71,7 +74,6 @@ class Grip:
     """The agents of the one job that is meant; UsageError: there is none, or more than one."""
 
     def __init__(self, name: str) -> None:
-        limits.as_many_as_allowed(MOST_FILES)
         agents, troubles = client.list_agents()
         job = client.find_job(agents, name, troubles)
         self.name = job.name
@@ -154,7 +156,7 @@ class Grip:
     def cannot(self) -> list[tuple[str, str]]:
         """The faults that this machine does not allow, and why."""
         member = next(iter(self._members.values()))
-        why = why_no_cut(member.pidfd, member.pid)
+        why = why_no_cut((member.pidfd, member.pid))
         return [(CUT, why)] if why else []
 
     # --- doing something to it -------------------------------------------------------------------------------------------------
@@ -166,7 +168,7 @@ class Grip:
         reached = signal_all(seized.pidfds, signal.SIGKILL)
         seized.close()
         if not reached:
-            raise RallypointError(f"{seized.text} had ended already")
+            raise GoneError(f"{seized.text} had ended already")
         return f"SIGKILL to {seized.text}"
 
     def preempt(self, fault: Fault, node: NodeView, is_forced: bool, is_end: bool) -> str:
@@ -182,57 +184,57 @@ class Grip:
             self._members[node.pid].is_quiet = is_quiet
 
     def seize(self, fault: Fault, node: NodeView) -> Seized:
-        """The processes that a fault is for. RallypointError: they are not there any more, or not part of the job."""
+        """The processes that a fault is for. GoneError: they are not there any more, or not part of the job."""
         member = self._members.get(node.pid)
         if member is None:
-            raise RallypointError(f"the agent of node {node.node_rank} has ended")
+            raise GoneError(f"the agent of node {node.node_rank} has ended")
         if fault.what == RANK:
-            return self._seize_rank(fault, node, member)
+            return _seize_rank(fault, node, member)
         wardens = _wardens(member.pid)
-        if fault.what == AGENT or fault.kind == CUT:
-            return Seized((os.dup(member.pidfd),), f"agent {member.pid}")
+        if fault.what == AGENT:
+            return _seized([member.pid], member, f"agent {member.pid}")
         if fault.what == WARDEN:
             worker = next((worker.pid for worker in node.workers), 0)
             pids = [pid for pid in wardens if _descends(worker, pid)]
-            return Seized(_hold(pids, member), f"warden {', '.join(map(str, pids))}")
-        below = [pid for family in activity.families_of(wardens).values() for pid in family]
-        pidfds = _hold(below, member) if below else ()
+            return _seized(pids, member, f"warden {', '.join(map(str, pids))}")
         labels = [f"agent {member.pid}"]
         labels += [f"{plural(len(wardens), 'warden')} {', '.join(map(str, wardens))}"] if wardens else []
+        if fault.kind == CUT:
+            return _seized([member.pid, *wardens], member, " and ".join(labels))
+        below = [pid for family in activity.families_of(wardens).values() for pid in family]
         labels += (
             [f"{plural(len(node.workers), 'rank')} {ranges(worker.rank for worker in node.workers)}"] if node.workers else []
         )
-        return Seized((os.dup(member.pidfd), *pidfds), f"{many(len(pidfds) + 1, 'process', 'processes')}: {', '.join(labels)}")
+        return _seized([member.pid, *below], member, f"{many(len(below) + 1, 'process', 'processes')}: {', '.join(labels)}")
 
-    def _seize_rank(self, fault: Fault, node: NodeView, member: _Member) -> Seized:
-        pid = next(worker.pid for worker in node.workers if worker.rank == int(fault.whom))
-        family = [pid] if fault.kind == KILL else activity.families_of([pid])[pid]
-        pidfds = _hold(family, member)
-        more = f" and {many(len(pidfds) - 1, 'process', 'processes')} below it" if len(pidfds) > 1 else ""
-        return Seized(pidfds, f"process {pid}{more}")
+
+def _seize_rank(fault: Fault, node: NodeView, member: _Member) -> Seized:
+    pid = next(worker.pid for worker in node.workers if worker.rank == int(fault.whom))
+    family = [pid] if fault.kind == KILL else activity.families_of([pid])[pid]
+    more = f" and {many(len(family) - 1, 'process', 'processes')} below it" if len(family) > 1 else ""
+    return _seized(family, member, f"process {pid}{more}")
 
 
 # --- processes -------------------------------------------------------------------------------------------------------------
 
 
-def _hold(pids: Sequence[int], member: _Member) -> tuple[int, ...]:
-    """Descriptors of those that are there and descend from the agent, the first of which has to."""
-    found: list[int] = []
-    for number, pid in enumerate(pids):
+def _seized(pids: Sequence[int], member: _Member, text: str) -> Seized:
+    """Those that are there and descend from the agent, or are it; the first has to be."""
+    held: dict[int, int] = {}
+    for pid in pids:
         try:
             fd = os.pidfd_open(pid)
         except ProcessLookupError:
-            fd = -1
-        if fd >= 0 and _descends(pid, member.pid) and not _has_ended(fd) and not _has_ended(member.pidfd):
-            found.append(fd)
             continue
-        if fd >= 0:
+        if _descends(pid, member.pid) and not _has_ended(fd) and not _has_ended(member.pidfd):
+            held[pid] = fd
+        else:
             os.close(fd)
-        if number == 0:
-            raise RallypointError(f"process {pid} has ended, or is none of agent {member.pid}'s")
-    if not found:
-        raise RallypointError(f"agent {member.pid} has no such process now")
-    return tuple(found)
+    found = Seized(tuple(held.values()), tuple(held), text)
+    if not pids or pids[0] not in held:
+        found.close()
+        raise GoneError(f"{text} has ended, or is none of agent {member.pid}'s")
+    return found
 
 
 def _has_ended(pidfd: int) -> bool:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Sequence
 
 from rallypoint.base.records import Value
+from rallypoint.chaos.faults import CUT
 from rallypoint.chaos.guardian import ANSWER_BYTES, FDS_MAX, PROGRAM
 from rallypoint.chaos.holds import go_on, heal
 from rallypoint.errors import RallypointError
@@ -35,12 +36,20 @@ class Word(Value):
     text: str = ""
 
 
+class _Own(Value):
+    """Our own copies of what the guardian holds."""
+
+    do: str
+    pidfds: Sequence[int]
+    pids: Sequence[int]
+
+
 class Guard:
     """A guardian that was started. It is closed in the end: then nothing is held any more."""
 
     def __init__(self) -> None:
         self._sock, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._own: dict[int, tuple[list[int], int]] = {}  # our copies of what is held, and of whom connections are cut
+        self._own: dict[int, _Own] = {}
         command = [sys.executable, "-I", "-S", "-c", PROGRAM, _ROOT, str(theirs.fileno())]
         with theirs:
             try:
@@ -61,14 +70,15 @@ class Guard:
     def fileno(self) -> int:
         return self._sock.fileno()
 
-    def hold(self, number: int, do: str, seconds: float, pidfds: Sequence[int], **more: object) -> list[Word]:
-        """Begin it, and give all that was said until it was on, the last word being about it. The descriptors are ours to close.
+    def hold(
+        self, number: int, do: str, seconds: float, pidfds: Sequence[int] = (), pids: Sequence[int] = (), **more: object
+    ) -> list[Word]:
+        """Begin it, and give all that was said until it was on, the last word being about it. The descriptors stay the caller's.
 
         RallypointError: it could not be done, or there is no guardian to undo it.
         """
-        pid = more.get("pid")
-        self._own[number] = [os.dup(fd) for fd in pidfds], pid if isinstance(pid, int) else 0
-        asked = json.dumps({"number": number, "do": do, "seconds": seconds, **more}).encode()
+        self._own[number] = _Own(do, [os.dup(fd) for fd in pidfds], pids)
+        asked = json.dumps({"number": number, "do": do, "seconds": seconds, "pids": list(pids), **more}).encode()
         try:
             rest = list(pidfds)
             while len(rest) > FDS_MAX:
@@ -129,15 +139,16 @@ class Guard:
         return [Word(number, "off", "the process that held it was killed") for number in held]
 
     def _undo(self, number: int) -> None:
-        pidfds, cut_pid = self._own.get(number, ([], 0))
-        if cut_pid:
-            heal(pidfds[0], cut_pid)
-        else:
-            go_on(pidfds)
+        own = self._own.get(number)
+        if own is not None and own.do == CUT:
+            heal(list(zip(own.pidfds, own.pids, strict=True)))
+        elif own is not None:
+            go_on(own.pidfds)
         self._forget(number)
 
     def _forget(self, number: int) -> None:
-        for fd in self._own.pop(number, ([], 0))[0]:
+        own = self._own.pop(number, None)
+        for fd in own.pidfds if own is not None else ():
             os.close(fd)
 
     def close(self) -> None:

@@ -127,7 +127,7 @@ def _make(asked: dict[str, Any], fds: list[int]) -> Hold:
         case "slow":
             return Slowed(fds, asked["percent"], time.monotonic())
         case "cut":
-            return Cut(fds[0], asked["pid"], time.monotonic())
+            return Cut(list(zip(fds, asked["pids"], strict=True)), time.monotonic())
     return Filled(asked["folder"], asked["size"])
 
 

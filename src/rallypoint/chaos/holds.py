@@ -27,7 +27,8 @@ from rallypoint.processes import kernel
 __all__ = ["Cut", "Filled", "Hold", "Slowed", "Stopped", "go_on", "heal", "why_no_cut"]
 
 PERIOD_S = 0.1  # in which a slow process runs and stands once
-LOOK_S = 0.01  # for new connections of a node that is cut off
+LOOK_S = 0.001  # for new connections of a node that is cut off: in some milliseconds it would be in the job again
+Process = tuple[int, int]  # its descriptor and its id, which is its own for as long as it is there
 _PIDFD_GETFD = 438
 _SO_ATTACH_FILTER, _SO_DETACH_FILTER = 26, 27
 _DROP = struct.pack("HBBI", 0x06, 0, 0, 0)  # a filter of one instruction: let nothing through
@@ -105,14 +106,14 @@ class Slowed(Hold):
 
 
 class Cut(Hold):
-    """The connections that a process has made, and those that it makes meanwhile, hear nothing more.
+    """The connections that processes have made, and those that they make meanwhile, hear nothing more.
 
-    What it sends still goes out, as with a firewall that drops one direction; but the answers do not come, and a connection
-    that it closes stays open for the other side.
+    What is sent still goes out, as with a firewall that drops one direction; but the answers do not come, and a connection
+    that is closed stays open for the other side.
     """
 
-    def __init__(self, pidfd: int, pid: int, now: float) -> None:
-        self._pidfd, self._pid = pidfd, pid
+    def __init__(self, processes: Sequence[Process], now: float) -> None:
+        self._processes = processes
         self._silenced: list[socket.socket] = []
         self._known: set[int] = set()
         self._own_ports: set[int] = set()  # whoever connects to these is not cut off: health, the workers' store
@@ -124,7 +125,7 @@ class Cut(Hold):
 
     def turn(self, now: float) -> None:
         self.next_at = now + LOOK_S
-        found = list(_tcp_sockets(self._pidfd, self._pid, self._known))
+        found = list(_tcp_sockets(self._processes, self._known))
         self._own_ports.update(one.getsockname()[1] for one in found if _listens(one))
         for one in found:
             if one.getsockname()[1] not in self._own_ports:
@@ -140,10 +141,10 @@ class Cut(Hold):
         self._silenced.clear()
 
 
-def why_no_cut(pidfd: int, pid: int) -> str:
+def why_no_cut(process: Process) -> str:
     """Why the connections of a process cannot be cut; empty if they can."""
     try:
-        for sock in _tcp_sockets(pidfd, pid, set()):
+        for sock in _tcp_sockets([process], set()):
             sock.close()
     except PermissionError:
         return (
@@ -155,34 +156,41 @@ def why_no_cut(pidfd: int, pid: int) -> str:
     return ""
 
 
-def heal(pidfd: int, pid: int) -> None:
+def heal(processes: Sequence[Process]) -> None:
     """Undo what somebody has done who is not there any more."""
-    for sock in _tcp_sockets(pidfd, pid, set()):
+    for sock in _tcp_sockets(processes, set()):
         _heal(sock)
         sock.close()
 
 
-def _tcp_sockets(pidfd: int, pid: int, known: set[int]) -> Iterator[socket.socket]:
-    """Copies of those that are not `known` yet, by their inodes. While the process of `pidfd` is there, `pid` is its own."""
+def _tcp_sockets(processes: Sequence[Process], known: set[int]) -> Iterator[socket.socket]:
+    """Copies of those that are not `known` yet, by their inodes."""
+    for pidfd, pid in processes:
+        for fd, inode in _sockets(pid):
+            if inode in known:
+                continue
+            known.add(inode)
+            copy = _copy_of(pidfd, fd)
+            if copy is not None and copy.family in (socket.AF_INET, socket.AF_INET6) and copy.type == socket.SOCK_STREAM:
+                yield copy
+            elif copy is not None:
+                copy.close()
+
+
+def _sockets(pid: int) -> Iterator[tuple[int, int]]:
+    """The number and the inode of each."""
     folder = f"/proc/{pid}/fd"
     try:
         names = os.listdir(folder)
-    except FileNotFoundError:
+    except OSError:  # it has ended
         return
     for name in names:
         try:
             target = os.readlink(f"{folder}/{name}")
         except OSError:  # closed meanwhile
             continue
-        inode = int(target[8:-1]) if target.startswith("socket:[") else 0
-        if not inode or inode in known:
-            continue
-        known.add(inode)
-        copy = _copy_of(pidfd, int(name))
-        if copy is not None and copy.family in (socket.AF_INET, socket.AF_INET6) and copy.type == socket.SOCK_STREAM:
-            yield copy
-        elif copy is not None:
-            copy.close()
+        if target.startswith("socket:["):
+            yield int(name), int(target[8:-1])
 
 
 def _copy_of(pidfd: int, fd: int) -> socket.socket | None:

@@ -6,7 +6,8 @@
 - *lost*: it did not run again within the patience of whoever started the drill.
 - *ended*: the job is over.
 
-A fault that lasts is judged when it has been undone: a node that was stopped comes back, and that is another generation.
+A fault that lasts is judged when it has been undone, and not at once where a node is missing: one that was stopped, or cut off,
+comes back, and that is another generation.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ __all__ = [
 RECOVERED, UNHARMED, LOST, ENDED = ("recovered", "unharmed", "lost", "ended")
 STEADY_S = 1.0  # that it has to run before it counts as recovered: a generation may fail at its start
 QUIET_S = 4.0  # after a fault, with nothing come of it: a lease of three seconds has ended by then
+BACK_S = 20.0  # for a node that was held to join again: a connection that was silent is tried ever more rarely
 
 
 class End(Value):
@@ -88,6 +90,7 @@ class Outcome(Value):
     after_s: float
     standing: Standing
     restarts: int = 0  # that were spent for it
+    undone_s: float = 0.0  # of that, since it was undone
 
     @property
     def is_good(self) -> bool:
@@ -122,8 +125,11 @@ def judge(trial: Trial, now: Standing, patience_s: float) -> Outcome | None:
         return None
     if now.is_running and now.generation > trial.before.generation:
         steady_from_s = max(now.running_since_s, trial.held_until_s)
-        if now.at_s >= steady_from_s + STEADY_S:
-            return Outcome(RECOVERED, trial.fault, max(now.running_since_s - trial.given_s, 0.0), now, spent)
+        is_whole = now.nodes >= trial.before.nodes or not trial.held_until_s
+        if now.at_s >= steady_from_s + STEADY_S and (is_whole or now.at_s >= trial.over_s + BACK_S):
+            after_s = max(now.running_since_s - trial.given_s, 0.0)
+            undone_s = now.running_since_s - trial.held_until_s if trial.held_until_s else 0.0
+            return Outcome(RECOVERED, trial.fault, after_s, now, spent, max(undone_s, 0.0))
         return None
     quiet_s = patience_s if trial.expects_change else QUIET_S
     if now.is_running and now.at_s >= trial.over_s + quiet_s:
@@ -143,7 +149,8 @@ def outcome_text(outcome: Outcome) -> str:
         case "recovered":
             spent = f", restart {now.restarts} of {now.max_restarts}" if outcome.restarts else ""
             into = f"generation {now.generation} of {many(now.nodes, 'node')}"
-            return f"recovered after {duration(outcome.after_s)} into {into}{spent}"
+            undone = f", {duration(outcome.undone_s)} after it was undone" if outcome.undone_s else ""
+            return f"recovered after {duration(outcome.after_s)}{undone}, into {into}{spent}"
         case "unharmed":
             return f"unharmed: generation {now.generation} runs on"
         case "lost":
@@ -164,13 +171,12 @@ def table(outcomes: Sequence[Outcome]) -> str:
 
 
 def _row(name: str, outcomes: Sequence[Outcome]) -> tuple[str, ...]:
-    def count(*kinds: str) -> str:
-        return str(sum(one.kind in kinds for one in outcomes) or "-")
-
+    columns = [one.kind if one.kind == RECOVERED else UNHARMED if one.is_good else LOST for one in outcomes]
     took = sorted(one.after_s for one in outcomes if one.kind == RECOVERED)
     times = (duration(median(took)), duration(took[-1])) if took else ("-", "-")
     spent = str(sum(one.restarts for one in outcomes) or "-")
-    return (name, str(len(outcomes)), count(RECOVERED), count(UNHARMED), count(LOST, ENDED), *times, spent)
+    counts = [str(columns.count(kind) or "-") for kind in (RECOVERED, UNHARMED, LOST)]
+    return (name, str(len(outcomes)), *counts, *times, spent)
 
 
 def median(ordered: Sequence[float]) -> float:

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from rallypoint.base.records import Value
 from rallypoint.base.text import span_text
 from rallypoint.chaos import scene as scenes
-from rallypoint.chaos.faults import CUT, FILL, KINDS, RANK, SLOW, STOP, Fault
+from rallypoint.chaos.faults import CUT, FILL, KINDS, RANK, SLOW, STOP, Fault, text_of
 from rallypoint.chaos.scene import Scene
 from rallypoint.chaos.schedule import Entry
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BY_DEFAULT", "Give", "Listed", "Over", "Plan", "Progress", "Seeded", "Skip", "Wait", "choose", "due_s", "foresee",
-    "left_out", "open_plan", "step",
+    "is_missed", "left_out", "open_plan", "step", "why_refused",
 ]  # fmt: skip
 
 BY_DEFAULT = tuple(kind for kind in KINDS if kind != FILL)  # a full disk, or memory, is also that of others
@@ -67,7 +67,7 @@ class Progress(Value):
 
 
 class Give(Value):
-    """Do this now."""
+    """Do this now; a schedule asked for it so long ago."""
 
     fault: Fault
     late_s: float = 0.0
@@ -112,6 +112,11 @@ def step(plan: Plan, progress: Progress, scene: Scene, now_s: float, is_settled:
     return _step_by_list(plan, progress, scene, now_s)
 
 
+def is_missed(progress: Progress, now_s: float) -> bool:
+    """Whether whoever is to be hurt has been away for so long that it is left at that."""
+    return now_s - progress.due_s >= MISSED_AFTER_S
+
+
 def _step_by_seed(plan: Seeded, progress: Progress, scene: Scene, now_s: float, is_settled: bool) -> tuple[Progress, Action]:
     if progress.due_s > plan.for_s or now_s > plan.for_s:
         return progress, Over(f"{span_text(plan.for_s)} are over")
@@ -121,7 +126,7 @@ def _step_by_seed(plan: Seeded, progress: Progress, scene: Scene, now_s: float, 
     after_s = now_s if late_s > ON_TIME_S else progress.due_s  # faults that were held up do not come in a bunch
     further = Progress(progress.number + 1, _due_s(plan, progress.number + 1, after_s))
     found = choose(plan, progress.number, scene)
-    return further, Give(found, late_s) if isinstance(found, Fault) else Skip(None, found)
+    return further, Give(found) if isinstance(found, Fault) else Skip(None, found)
 
 
 def _step_by_list(plan: Listed, progress: Progress, scene: Scene, now_s: float) -> tuple[Progress, Action]:
@@ -130,9 +135,9 @@ def _step_by_list(plan: Listed, progress: Progress, scene: Scene, now_s: float) 
     fault, late_s = plan.entries[progress.number].fault, now_s - progress.due_s
     further = Progress(progress.number + 1, _due_s(plan, progress.number + 1, 0.0))
     if why := scenes.why_not(fault, scene):
-        return (progress, Wait(why)) if late_s < MISSED_AFTER_S else (further, Skip(fault, why))
+        return (further, Skip(fault, why)) if is_missed(progress, now_s) else (progress, Wait(why))
     if not plan.is_forced and (why := scenes.what_ends(fault, scene)):
-        return further, Skip(fault, f"the job would end: {why}")
+        return further, Skip(fault, f"{scene.job.job} would end: {why}")
     return further, Give(fault, late_s)
 
 
@@ -167,7 +172,8 @@ def _why_not_drawn(fault: Fault, plan: Seeded, scene: Scene) -> str:
     why = scenes.why_not(fault, scene)
     if why or plan.is_forced:
         return why
-    return scenes.what_ends(fault, scene) or scenes.what_ends_drill(fault, scene)
+    ending = scenes.what_ends(fault, scene)
+    return f"{scene.job.job} would end: {ending}" if ending else scenes.what_ends_drill(fault, scene)
 
 
 def left_out(plan: Seeded, scene: Scene) -> list[tuple[str, str]]:
@@ -212,7 +218,7 @@ def _mixed(number: int) -> int:
     return number ^ number >> 31
 
 
-# --- what is to be expected ------------------------------------------------------------------------------------------------
+# --- what is to be expected, and refused -----------------------------------------------------------------------------------
 
 
 def foresee(plan: Plan, scene: Scene) -> tuple[Entry, ...]:
@@ -231,3 +237,18 @@ def foresee(plan: Plan, scene: Scene) -> tuple[Entry, ...]:
             case Over() | Wait():
                 break
     return tuple(found)
+
+
+def why_refused(plan: Plan, scene: Scene) -> dict[str, str]:
+    """Why the plan makes no sense as the job stands: a reason for each line, or for each kind where nothing can be drawn."""
+    if isinstance(plan, Seeded):
+        out = dict(left_out(plan, scene))
+        return out if len(out) == len(plan.kinds) else {}
+    found = {}
+    for entry in plan.entries:
+        why = scenes.why_not(entry.fault, scene)
+        if not why and not plan.is_forced and (ending := scenes.what_ends(entry.fault, scene)):
+            why = f"{scene.job.job} would end: {ending}"
+        if why:
+            found[f"line {entry.line}"] = f"{text_of(entry.fault)}: {why}"
+    return found

@@ -11,18 +11,19 @@ import os
 import sys
 from collections.abc import Sequence
 
-from rallypoint.base import defaults
+from rallypoint.base import defaults, limits
 from rallypoint.base.json_text import clip
 from rallypoint.base.signals import inbox
 from rallypoint.base.text import many, parse_span, plural, ranges, span_text
 from rallypoint.chaos import plan as plans
-from rallypoint.chaos.drill import PATIENCE_S, Drill, Tell
+from rallypoint.chaos.drill import Drill, Tell
 from rallypoint.chaos.faults import FILL, KINDS, kinds_of, text_of
 from rallypoint.chaos.grip import Grip
 from rallypoint.chaos.guard import Guard
+from rallypoint.chaos.guardian import MOST_FILES
 from rallypoint.chaos.outcome import table
 from rallypoint.chaos.plan import Listed, Plan, Seeded
-from rallypoint.chaos.scene import Scene, what_ends, why_not
+from rallypoint.chaos.scene import Scene
 from rallypoint.chaos.schedule import read_schedule, schedule_text
 from rallypoint.cli.command_line import split_list
 from rallypoint.cli.jobs import Flags, read_arguments
@@ -31,7 +32,6 @@ from rallypoint.errors import SIGNAL_BASE, ExitCode, RallypointError, UsageError
 
 __all__ = ["USAGE", "chaos_main"]
 
-EVERY_S, FOR_S = 30.0, 600.0
 LEAST_EVERY_S = 0.1
 SEED_MAX = 1 << 63
 FORMAT = 1
@@ -45,12 +45,12 @@ Hurt a running job, on this machine, to see whether it goes on: {", ".join(KINDS
 JOB is the job's ID, the beginning of it, or the process ID of its launcher; it can be left out where one job runs here.
 
   --seed      draw the faults from this number: the same for the same job each time [a new one, which is told]
-  --every     so much time lies between two faults, give or take a half [{span_text(EVERY_S)}]
-  --for       end after that time [{span_text(FOR_S)}]
+  --every     so much time lies between two faults, give or take a half [{span_text(defaults.DRILL_EVERY_S)}]
+  --for       end after that time [{span_text(defaults.DRILL_FOR_S)}]
   --only      only these kinds of faults [all but {FILL}, which hurts others on this machine too]
   --schedule  the faults of this file, or of standard input if it is -: lines such as `+30s kill rank 3`, `+1m stop node 1 for 8s`
   --force     also what ends the job, as far as is known
-  --patience  so long may the job take to run again [{span_text(PATIENCE_S)}]
+  --patience  so long may the job take to run again [{span_text(defaults.DRILL_PATIENCE_S)}]
   --dry-run   print what would be done, as a schedule, and do nothing
   --json      print one JSON document a line instead of text
   --help      show this help and exit
@@ -85,7 +85,7 @@ def _read_plan(flags: Flags) -> Plan:
         if both := [flag for flag in _OF_SEED if flag in flags]:
             raise UsageError(f"--schedule says all that {both[0]} would; use one of them")
         return Listed(read_schedule(*_read_file(name)), is_forced)
-    every_s, for_s = _span(flags, "--every", EVERY_S), _span(flags, "--for", FOR_S)
+    every_s, for_s = _span(flags, "--every", defaults.DRILL_EVERY_S), _span(flags, "--for", defaults.DRILL_FOR_S)
     if every_s < LEAST_EVERY_S:
         raise UsageError(f"--every {flags['--every']}: at least {span_text(LEAST_EVERY_S)}")
     try:
@@ -125,7 +125,8 @@ def _seed(text: str | None) -> int:
 
 def _prepare(job: str, plan: Plan, flags: Flags) -> int:
     """Find the job, see that there is something that can be done to it, and do it."""
-    patience_s = _span(flags, "--patience", PATIENCE_S)
+    patience_s = _span(flags, "--patience", defaults.DRILL_PATIENCE_S)
+    limits.as_many_as_allowed(MOST_FILES)
     grip = Grip(job)
     try:
         scene = grip.scene((), grip.cannot())
@@ -159,19 +160,11 @@ def _exit_code(drill: Drill) -> int:
 
 def _check(plan: Plan, scene: Scene) -> None:
     """UsageError: nothing of it could be done, or not what a schedule says."""
-    if isinstance(plan, Seeded):
-        out = plans.left_out(plan, scene)
-        if len(out) == len(plan.kinds):
-            raise UsageError(f"nothing can be done to {scene.job.job}: {'; '.join(f'{kind}: {why}' for kind, why in out)}")
-        return
-    wrong = []
-    for entry in plan.entries:
-        if why := why_not(entry.fault, scene):
-            wrong.append(f"line {entry.line}: {text_of(entry.fault)}: {why}")
-        elif not plan.is_forced and (why := what_ends(entry.fault, scene)):
-            wrong.append(f"line {entry.line}: {text_of(entry.fault)}: {scene.job.job} would end, because {why}; --force does it")
-    if wrong:
-        raise UsageError("; ".join(wrong))
+    if wrong := plans.why_refused(plan, scene):
+        told = "; ".join(f"{where}: {why}" for where, why in wrong.items())
+        begin = f"nothing can be done to {scene.job.job}: " if isinstance(plan, Seeded) else ""
+        advice = "" if plan.is_forced else " (--force does also what ends the job)"
+        raise UsageError(f"{begin}{told}{advice if any('would end' in why for why in wrong.values()) else ''}")
 
 
 # --- in words --------------------------------------------------------------------------------------------------------------
@@ -223,10 +216,10 @@ def _end(drill: Drill, job: str) -> dict[str, object]:
         how = f"{now.phase}, generation {now.generation}, {now.restarts} of {many(now.max_restarts, 'restart')} spent"
     else:
         how = "nobody answers"
-    skipped = f"; {drill.skipped} skipped" if drill.skipped else ""
-    counts = f"{many(len(drill.outcomes), 'fault')}{skipped}" if drill.outcomes or drill.skipped else "no fault was given"
-    text = "\n".join([*([table(drill.outcomes)] if drill.outcomes else []), f"{job}: {how}; {counts}"])
-    return {"job": job, "phase": now.phase, "is_over": now.end is not None, "skipped": drill.skipped, "text": text}
+    counts = {"given": len(drill.outcomes) + drill.unjudged, "skipped": drill.skipped, "unjudged": drill.unjudged}
+    told = ", ".join(f"{count} {what}" for what, count in counts.items() if count) or "none given"
+    text = "\n".join([*([table(drill.outcomes)] if drill.outcomes else []), f"{job}: {how}; faults: {told}"])
+    return {"job": job, "phase": now.phase, "is_over": now.end is not None, **counts, "text": text}
 
 
 def _tell(told: dict[str, object]) -> None:
