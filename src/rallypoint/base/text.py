@@ -52,7 +52,7 @@ def parse_span(text: str) -> float:
         seconds, number = seconds + float(number) * _SPAN_UNITS[char], ""
     if number or not text or seconds > _LONGEST_SPAN_S:
         raise ValueError(f"{text!r} is no length of time, as 8s, 1.5s, 10m and 1h30m are")
-    return seconds
+    return round(seconds, 6)  # 1m54.942s are no sum of floats
 
 
 def span_text(seconds: float) -> str:
