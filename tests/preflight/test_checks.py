@@ -48,6 +48,28 @@ def test_nvidia_smi_is_asked(smi: Any) -> None:
     assert (found.state, found.what.endswith("GPU is lost.")) == ("bad", True)
 
 
+def test_an_nvidia_smi_that_knows_fewer_fields_is_asked_for_those(smi: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """P29: what cannot be read counts as fit; the rest is still read."""
+    smi(
+        'for field in remapped_rows.failure remapped_rows.pending; do case "$1" in *$field*)'
+        ' echo "Field \\"$field\\" is not a valid field to query."; exit 2;; esac; done; echo "0, Tesla P100, $ERRORS, No"'
+    )
+    for errors, state in (("0", "ok"), ("2", "bad")):
+        monkeypatch.setenv("ERRORS", errors)
+        (found,) = run_all(read_specs(["gpu=1"]))
+        assert (found.state, "Tesla P100" in found.what) == (state, True)
+
+
+def test_the_folder_for_logs_is_looked_at_before_it_is_made(tmp_path: Path) -> None:
+    (spec,) = read_specs(["disk=1"])
+    folder = tmp_path / "logs" / "of a run"
+    (found,) = run_all([spec.replace(folders=(str(folder),))])
+    assert (found.state, f"{tmp_path}: " in found.what, folder.exists()) == ("ok", True, False)
+    (tmp_path / "logs").touch()
+    (found,) = run_all([spec.replace(folders=(str(tmp_path / "logs"),))])
+    assert (found.state, found.what) == ("bad", f"{tmp_path / 'logs'}: Not a directory")
+
+
 def test_a_command_tells_by_its_exit_code_and_its_last_line() -> None:
     good, bad, missing = run_all(read_specs(["/bin/true", "sh -c 'echo looking; echo link down >&2; exit 3'", "/nowhere/check"]))
     assert (good.check, good.state) == ("true", "ok")

@@ -49,6 +49,9 @@ H200 = "0, NVIDIA H200, 0, [N/A]\n"
 TWO_A100 = "0, NVIDIA A100-SXM4-80GB, 0, No\n1, NVIDIA A100-SXM4-80GB, 3, No\n"
 CONSUMER = "0, NVIDIA GeForce RTX 4090, [N/A], [N/A]\n"
 RETIRING = "0, Tesla V100-SXM2-32GB, 0, Yes\n"
+REMAPPING = "0, NVIDIA H100 80GB HBM3, 0, [N/A], Yes, No\n1, NVIDIA H100 80GB HBM3, 0, [N/A], No, No\n"
+WORN_OUT = "0, NVIDIA A100-SXM4-80GB, 0, [N/A], Yes, Yes\n"
+REFUSED = 'Field "index" is not a valid field to query.\n'
 LOST = "Unable to determine the device handle for GPU 0000:3B:00.0: GPU is lost.  Reboot the system to recover this GPU\n"
 NO_DRIVER = (
     "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver. Make sure that the latest NVIDIA driver is"
@@ -69,7 +72,20 @@ def test_what_nvidia_smi_prints_is_read() -> None:
     assert parse_smi(TWO_A100)[1] == Gpu("1", "NVIDIA A100-SXM4-80GB", 3)
     assert parse_smi(CONSUMER) == [Gpu("0", "NVIDIA GeForce RTX 4090")]
     assert parse_smi(RETIRING) == [Gpu("0", "Tesla V100-SXM2-32GB", 0, True)]
+    assert parse_smi(REMAPPING)[0] == Gpu("0", "NVIDIA H100 80GB HBM3", is_row_pending=True)
+    assert parse_smi(WORN_OUT) == [Gpu("0", "NVIDIA A100-SXM4-80GB", 0, False, True, True)]
     assert parse_smi(LOST + NO_DRIVER + "No devices were found\n") == []
+    assert parse_smi("0, NVIDIA H200, Yes\n", "index,name,remapped_rows.failure") == [Gpu("0", "NVIDIA H200", is_row_lost=True)]
+
+
+def test_a_field_that_nvidia_smi_does_not_know_is_left_out() -> None:
+    """P29: one whose name or number it does not tell could not be judged at all."""
+    refusal = 'Field "{}" is not a valid field to query.\n\n'
+    fewer = rules.without_rejected(rules.SMI_FIELDS, refusal.format("remapped_rows.failure"))
+    assert fewer == rules.SMI_FIELDS.removesuffix(",remapped_rows.failure")
+    assert rules.without_rejected(fewer, refusal.format("remapped_rows.failure")) == ""
+    assert rules.without_rejected(fewer, refusal.format("name")) == ""
+    assert rules.without_rejected(fewer, LOST) == ""
 
 
 def test_fatal_errors_of_devices_are_found_in_the_kernels_log() -> None:
@@ -87,6 +103,9 @@ def test_fatal_errors_of_devices_are_found_in_the_kernels_log() -> None:
         (1, (0, H200), [], 8, "bad", "1 of 8 devices answers"),
         (2, (0, TWO_A100), [], 0, "bad", "memory errors on device 1 (NVIDIA A100-SXM4-80GB): 3 that could not be corrected"),
         (1, (0, RETIRING), [], 0, "bad", "memory errors on device 0 (Tesla V100-SXM2-32GB): 0 that could not be corrected"),
+        (2, (0, REMAPPING), [], 0, "bad", "memory that a reset would repair on device 0 (NVIDIA H100 80GB HBM3)"),
+        (1, (0, WORN_OUT), [], 0, "bad", "memory that cannot be repaired any more on device 0 (NVIDIA A100-SXM4-80GB)"),
+        (1, (2, REFUSED), [], 0, "unknown", f"nvidia-smi cannot be asked: {REFUSED.strip()}"),
         (1, (15, LOST), [], 0, "bad", LOST.strip()),
         (0, (9, NO_DRIVER), [], 0, "bad", NO_DRIVER.strip()),
         (0, (6, "No devices were found\n"), [], 0, "bad", "No devices were found"),
@@ -121,7 +140,6 @@ def test_which_devices_make_a_machine_unfit(devices: int, smi: Any, xids: Any, l
         (rules.judge_clock(True), "ok", "synchronised"),
         (rules.judge_clock(False), "unknown", "nothing on this machine says that its clock is synchronised"),
         (rules.judge_clock(None), "unknown", "the kernel does not tell whether its clock is synchronised"),
-        (rules.judge_clock(True, off_s=-3600.0), "bad", "3600.0 s behind"),
         (rules.judge_command("/opt/check.sh -v", 0, ""), "ok", "exit code 0"),
         (rules.judge_command("/opt/check.sh -v", 3, "looking\n\x1b[31mlink down \n\n"), "bad", "?[31mlink down (exit code 3)"),
         (rules.judge_command("/opt/check.sh -v", None, "looking"), "bad", "looking (no answer within 30 s)"),

@@ -111,6 +111,7 @@ class NoFolders:
 
     keeps_output = True  # as far as we know
     is_temporary = True
+    root_log_dir = ""
     run_log_dir = ""
     attempt_dir = ""
     run_folder: LogFolder | None = None

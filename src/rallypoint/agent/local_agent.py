@@ -132,7 +132,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         self._desk: Desk | None = None
         self._monitor = WorkerMonitor(spec, self._run_record, lambda: self._pcontext, hang_timeout)
         self._leaving = Leaving(drain, spec, self._peers, self._monitor, lambda: self._pcontext, self._is_running)
-        self._peers.attendant = _make_attendant(preflight)
+        self._peers.attendant = _make_attendant(preflight, _log_folder(logs_specs))
         if restart_policy is not None:
             self._own_restarts = OwnRestarts(restart_policy)
 
@@ -590,14 +590,21 @@ def _make_reserve(is_wanted: bool) -> NoReserve:
     return Reserve()
 
 
-def _make_attendant(preflight: tuple[str, ...]) -> Attendant | NoAttendant:
+def _log_folder(logs_specs: LogsSpecs) -> str:
+    """Which the user has named."""
+    folders = folders_of(logs_specs)
+    return "" if folders.is_temporary or folders.root_log_dir == os.devnull else folders.root_log_dir
+
+
+def _make_attendant(preflight: tuple[str, ...], log_folder: str) -> Attendant | NoAttendant:
     """What it takes is loaded only where it is used."""
     if not preflight:
         return NoAttendant()
     from rallypoint.preflight.attendant import Attendant
     from rallypoint.preflight.checks import read_specs
 
-    return Attendant(read_specs(preflight))
+    folders = (log_folder,) if log_folder else ()
+    return Attendant([spec.replace(folders=folders) for spec in read_specs(preflight)])
 
 
 def make_learner(

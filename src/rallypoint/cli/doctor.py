@@ -97,8 +97,9 @@ def _report(findings: list[Finding], as_json: bool) -> int:
 
 def _listen(port: str) -> int:
     import socket
+    import threading
 
-    from rallypoint.preflight.network import serve
+    from rallypoint.preflight.network import serve, watch_for_unanswered
 
     if not port.isdecimal() or not int(port) < 1 << 16:
         raise UsageError(f"--listen: {port!r} is not a port, 0 to 65535")
@@ -110,7 +111,20 @@ def _listen(port: str) -> int:
         except OSError as error:
             raise UsageError(f"--listen: port {port}: {error.strerror}") from None
     with door:
-        where = f"{socket.gethostname()}:{door.getsockname()[1]}"
-        print_text(f"listening: on the other machine, run: rallypoint doctor --endpoint {where}")
-        serve(door)
+        own = door.getsockname()[1]
+        print_text(f"listening: on the other machine, run: rallypoint doctor --endpoint {socket.gethostname()}:{own}")
+        is_over = threading.Event()
+        watch = threading.Thread(target=watch_for_unanswered, args=(own, _tell_unanswered, is_over.wait), daemon=True)
+        watch.start()
+        try:
+            serve(door)
+        finally:
+            is_over.set()
     return ExitCode.SUCCESS
+
+
+def _tell_unanswered(address: str) -> None:
+    print_text(
+        f"{address} tries to connect, and does not get our answers: what it sends arrives here, what we send is lost on the way;"
+        " look for a firewall or an asymmetric route"
+    )

@@ -70,7 +70,8 @@ def run_one(spec: Spec) -> Finding:
 
 
 def _built_in(spec: Spec) -> Finding:
-    return _LOOK[spec.text](rules.least_of(spec))
+    least = rules.least_of(spec)
+    return _look_at_disks(least, spec.folders) if spec.text == "disk" else _LOOK[spec.text](least)
 
 
 def _look_at_memory(least: int) -> Finding:
@@ -107,9 +108,17 @@ def _left_in_cgroup() -> int | None:
     return None
 
 
-def _look_at_disks(least: int) -> Finding:
-    folders = dict.fromkeys((environment.temporary_dir(), os.getcwd()))
+def _look_at_disks(least: int, more: Sequence[str] = ()) -> Finding:
+    folders = dict.fromkeys((environment.temporary_dir(), os.getcwd(), *map(_made_already, more)))
     return rules.judge_disks({folder: _free(folder) for folder in folders}, least)
+
+
+def _made_already(folder: str) -> str:
+    """The folder, or the one in which it will be made."""
+    folder = os.path.abspath(folder)
+    while not os.path.exists(folder):
+        folder = os.path.dirname(folder)
+    return folder
 
 
 def _free(folder: str) -> int | str:
@@ -163,15 +172,23 @@ def _look_at_gpus(least: int) -> Finding:
     with os.scandir("/dev") as entries:
         devices = sum(entry.name.startswith("nvidia") and entry.name[6:].isdecimal() for entry in entries)
     xids = rules.parse_xids(read_kernel_log(), time.clock_gettime(time.CLOCK_BOOTTIME) - rules.RECENT_S)
-    return rules.judge_gpus(devices, _ask_smi(), xids, least)
+    smi, fields = _ask_smi()
+    return rules.judge_gpus(devices, smi, xids, least, fields)
 
 
-def _ask_smi() -> tuple[int | None, str] | None:
+def _ask_smi() -> tuple[tuple[int | None, str] | None, str]:
+    """What it says, if there is one, and to which question: older ones do not know all that we ask."""
     import shutil
 
-    path = shutil.which("nvidia-smi")
-    query = f"--query-gpu={rules.SMI_FIELDS}"
-    return None if path is None else _output_of([path, query, "--format=csv,noheader,nounits"])
+    path, fields = shutil.which("nvidia-smi"), rules.SMI_FIELDS
+    if path is None:
+        return None, fields
+    while True:
+        code, text = _output_of([path, f"--query-gpu={fields}", "--format=csv,noheader,nounits"])
+        fewer = rules.without_rejected(fields, text) if code else ""
+        if not fewer:
+            return (code, text), fields
+        fields = fewer
 
 
 def _read(path: str) -> str | None:
@@ -227,7 +244,6 @@ def _plug_in(spec: Spec) -> Finding:
 
 _LOOK: dict[str, Callable[[int], Finding]] = {
     "memory": _look_at_memory,
-    "disk": _look_at_disks,
     "shm": _look_at_shm,
     "files": _look_at_files,
     "clock": _look_at_clock,

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import struct
+from collections.abc import Callable, Iterable, Sequence
 
 from rallypoint.base.text import listed, many, plural
 from rallypoint.preflight.rules import Finding
 
 __all__ = [
-    "ENOUGH_BYTES", "judge_answer", "judge_back", "judge_name", "judge_offset", "judge_port", "judge_rate", "judge_resolution",
-    "judge_route", "judge_trip", "table",
+    "ENOUGH_BYTES", "USUAL_SIZES", "half_open_peers", "judge_answer", "judge_back", "judge_name", "judge_offset",
+    "judge_packets", "judge_port", "judge_rate", "judge_resolution", "judge_route", "judge_trip", "largest_that_fits", "table",
 ]  # fmt: skip
 
 ENOUGH_BYTES = 512 * 1024  # more than fits into the buffers on the way: if less has gone through, large packets are lost
+STUCK_S = 2.0  # a way on which nothing moves for so long is not merely slow
+USUAL_SIZES = (576, 1000, 1280, 1400, 1420, 1450, 1460, 1480, 1492, 1500, 8900, 9000)  # of packets, by tunnel or interface
 _LEAST_MTU = 1280
+_ANSWERED = "03"  # SYN_RECV
 _LONG_TRIP_S = 0.2
 _MOST_OFF_S = 5.0
 
@@ -45,7 +49,10 @@ def judge_port(address: str, error: str, is_here: bool) -> Finding:
     if "refused" in error.lower():
         advice = "nothing listens there yet: start the job's host first; or run `rallypoint doctor --listen PORT` there"
     elif "timed out" in error.lower():
-        advice = "packets are dropped: a firewall, a security group, or a wrong address"
+        advice = (
+            "packets are dropped, there or on the way back: a firewall, a security group, an asymmetric route or a wrong address;"
+            " `rallypoint doctor --listen PORT` there tells if ours arrive"
+        )
     else:
         advice = "there is no way there: see `ip route get ADDRESS`"
     return Finding("port", "bad", f"{address}: {error}", advice)
@@ -93,12 +100,50 @@ def judge_offset(off_s: float, within_s: float) -> Finding:
     return Finding("clocks", "unknown", what, "rallypoint compares no clocks; for logs and certificates see `chronyc tracking`")
 
 
-def judge_rate(direction: str, moved: int, took_s: float, is_complete: bool) -> Finding:
-    if not is_complete and moved < ENOUGH_BYTES:
+def judge_rate(direction: str, moved: int, took_s: float, is_complete: bool, silent_s: float = float("inf")) -> Finding:
+    """Of so many bytes that arrived, the last of them so long ago."""
+    if not is_complete and moved < ENOUGH_BYTES and silent_s >= STUCK_S:
         advice = "small packets arrive and large ones do not: lower the MTU, or let ICMP 'fragmentation needed' through"
         return Finding(direction, "bad", f"{moved} bytes arrived in {took_s:.0f} s, then nothing", advice)
     rate = moved / max(took_s, 1e-6) / 1e6
     return Finding(direction, "ok", f"{rate:.0f} MB/s" if rate >= 10 else f"{rate:.2f} MB/s")
+
+
+def largest_that_fits(arrive: Callable[[int], bool], usual: int | None) -> int | None:
+    """The largest of the usual sizes below `usual` at which packets still arrive; None: not even the smallest."""
+    sizes = [size for size in USUAL_SIZES if usual is None or size < usual]
+    low, high = -1, len(sizes)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if arrive(sizes[middle]) else (low, middle)
+    return sizes[low] if low >= 0 else None
+
+
+def judge_packets(stuck: Sequence[str], usual: int | None, largest: int | None) -> Finding:
+    """What size of packets gets through; `stuck` are the directions in which those of the usual size do not."""
+    where = f" of {usual} bytes" if usual else " of the usual size"
+    if not stuck:
+        return Finding("packets", "ok", f"up to {largest} bytes on the way, as a router says; {usual} at this interface")
+    ways = listed(stuck)
+    if largest is None:
+        advice = "it is no matter of the MTU: something on the way lets connections begin and nothing else; ask who runs it"
+        return Finding("packets", "bad", f"not even small ones arrive once a connection carries data ({ways})", advice)
+    advice = (
+        f"give both interfaces that MTU (`ip link set DEVICE mtu {largest}`), or let ICMP 'fragmentation needed' through;"
+        " `sysctl net.ipv4.tcp_mtu_probing=1` helps TCP alone"
+    )
+    return Finding("packets", "bad", f"up to {largest} bytes arrive, those{where} do not ({ways})", advice)
+
+
+def half_open_peers(table: str, port: int) -> Iterable[bytes]:
+    """From the kernel's table of connections: the addresses of those who tried to connect to this port, whom it has answered, and
+    who have not answered that.
+    """
+    for line in table.splitlines()[1:]:
+        fields = line.split()
+        if len(fields) > 3 and fields[3] == _ANSWERED and int(fields[1].rpartition(":")[2], 16) == port:
+            words = bytes.fromhex(fields[2].partition(":")[0])
+            yield struct.pack(f"={len(words) // 4}I", *struct.unpack(f">{len(words) // 4}I", words))
 
 
 def judge_back(error: str) -> Finding:

@@ -31,7 +31,7 @@ __all__ = [
     "CHECKS", "CHECK_TIMEOUT_S", "FATAL_XIDS", "FIRST_PAUSE_S", "LONGEST_PAUSE_S", "REASON_CHARS_MAX", "RECENT_S", "SMI_FIELDS",
     "STILL_RUNNING", "Check", "Finding", "Fitness", "Gpu", "Spec", "finished", "is_due", "judge_clock", "judge_command",
     "judge_disks", "judge_files", "judge_gpus", "judge_memory", "judge_shm", "least_of", "next_look_at", "parse_checks",
-    "parse_smi", "parse_xids", "reason", "started", "suspected",
+    "parse_smi", "parse_xids", "reason", "started", "suspected", "without_rejected",
 ]  # fmt: skip
 
 
@@ -47,7 +47,9 @@ class Check(Value):
 
 CHECKS: Mapping[str, Check] = {
     "memory": Check("1G", "Memory that is available, within the limit of the container."),
-    "disk": Check("1G", "Free space for temporary files and in the working folder, and whether files can be made there."),
+    "disk": Check(
+        "1G", "Free space for temporary files, in the working folder and for logs, and whether files can be made there."
+    ),
     "shm": Check("256M", "Free space in /dev/shm, through which data loaders and NCCL pass data."),
     "files": Check("4096", "How many files a process may open (the hard limit)."),
     "clock": Check("", "Whether the kernel takes its clock for synchronised. rallypoint compares no clocks; logs do."),
@@ -63,6 +65,7 @@ class Spec(Value):
     kind: Kind
     text: str
     least: int | None = None  # None: as CHECKS has it
+    folders: tuple[str, ...] = ()  # to be looked at besides
 
 
 def parse_checks(pieces: Iterable[str], plug_ins: Iterable[str] = ()) -> tuple[Spec, ...]:
@@ -152,11 +155,9 @@ def judge_files(soft: int, hard: int, least: int) -> Finding:
     return Finding("files", "bad", f"{hard} open files are allowed, fewer than {least}", advice)
 
 
-def judge_clock(is_synchronised: bool | None, off_s: float | None = None, most_s: float = 5.0) -> Finding:
-    """A wrong clock is told, and harms nothing here; so only one that was measured to be far off is bad."""
+def judge_clock(is_synchronised: bool | None) -> Finding:
+    """A wrong clock is told, and harms nothing here; how far it is from others' is for `reach.judge_offset`."""
     advice = "see `timedatectl` or `chronyc tracking`; certificates, file times and logs of other tools depend on it"
-    if off_s is not None and abs(off_s) > most_s:
-        return Finding("clock", "bad", f"{abs(off_s):.1f} s {'ahead' if off_s > 0 else 'behind'}", advice)
     match is_synchronised:
         case None:
             return Finding("clock", "unknown", "the kernel does not tell whether its clock is synchronised")
@@ -178,11 +179,16 @@ def judge_command(command: str, exit_code: int | None, output: str, timeout_s: f
 
 # --- GPUs ------------------------------------------------------------------------------------------------------------------
 
-SMI_FIELDS = "index,name,ecc.errors.uncorrected.volatile.total,retired_pages.pending"
+_ERRORS, _PAGE, _ROW, _ROW_FAILURE = (
+    "ecc.errors.uncorrected.volatile.total", "retired_pages.pending", "remapped_rows.pending", "remapped_rows.failure",
+)  # fmt: skip
+SMI_FIELDS = f"index,name,{_ERRORS},{_PAGE},{_ROW},{_ROW_FAILURE}"  # pages up to Volta, rows from Ampere on
 RECENT_S = 3600.0
+_RESET = "reset the device (`nvidia-smi --gpu-reset`) or restart the machine; if it comes back, have it replaced"
 # Errors after which a device does not work on without being reset, by NVIDIA's catalogue of XIDs: double-bit memory errors,
 # engines that do not answer, NVLink, a device that has left the bus, errors that were not contained, the GPU's own processor.
 FATAL_XIDS = frozenset({48, 62, 64, 74, 79, 95, 119, 120})
+_REJECTED = re.compile(r'Field "([^"]*)" is not a valid field')  # by a driver that is older or newer than the field
 _XID = re.compile(r"NVRM: Xid \(PCI:([0-9a-fA-F:.]+)\): ([0-9]+)")
 
 
@@ -191,17 +197,28 @@ class Gpu(Value):
     name: str
     uncorrected: int = 0  # memory errors since the driver was loaded
     is_page_pending: bool = False
+    is_row_pending: bool = False  # a row of memory is replaced at the next reset
+    is_row_lost: bool = False  # there was no spare row left to replace it with
 
 
-def parse_smi(text: str) -> list[Gpu]:
-    """What nvidia-smi has printed, asked for `SMI_FIELDS` as csv,noheader,nounits; what a device does not tell is in brackets."""
+def parse_smi(text: str, fields: str = SMI_FIELDS) -> list[Gpu]:
+    """What nvidia-smi has printed, asked for `fields` as csv,noheader,nounits; what a device does not tell is in brackets."""
     found = []
     for line in text.splitlines():
-        fields = [field.strip() for field in line.split(",")]
-        if len(fields) == 4 and fields[0].isdecimal():
-            errors = int(fields[2]) if fields[2].isdecimal() else 0
-            found.append(Gpu(fields[0], fields[1], errors, fields[3] == "Yes"))
+        told = dict(zip(fields.split(","), (field.strip() for field in line.split(",")), strict=False))
+        if told.get("index", "").isdecimal() and "name" in told:
+            errors = int(told[_ERRORS]) if told.get(_ERRORS, "").isdecimal() else 0
+            pending = [told.get(name) == "Yes" for name in (_PAGE, _ROW, _ROW_FAILURE)]
+            found.append(Gpu(told["index"], told["name"], errors, *pending))
     return found
+
+
+def without_rejected(fields: str, text: str) -> str:
+    """What may be asked instead, where nvidia-smi does not know one of them; empty if it knows all, or not even the first two."""
+    match = _REJECTED.search(text)
+    known = [field for field in fields.split(",") if match is None or field != match[1]]
+    is_of_use = known[:2] == SMI_FIELDS.split(",")[:2] and len(known) < len(fields.split(","))
+    return ",".join(known) if is_of_use else ""
 
 
 def parse_xids(log: Iterable[tuple[float, str]], since_s: float) -> list[tuple[str, int]]:
@@ -211,12 +228,13 @@ def parse_xids(log: Iterable[tuple[float, str]], since_s: float) -> list[tuple[s
     return [one for one in dict.fromkeys(xids) if one[1] in FATAL_XIDS]
 
 
-def judge_gpus(devices: int, smi: tuple[int | None, str] | None, xids: Sequence[tuple[str, int]], least: int = 0) -> Finding:
-    """`devices` are those of the driver, `smi` the exit code of nvidia-smi and what it printed; None: there is none."""
-    reset = "reset the device (`nvidia-smi --gpu-reset`) or restart the machine; if it comes back, have it replaced"
+def judge_gpus(
+    devices: int, smi: tuple[int | None, str] | None, xids: Sequence[tuple[str, int]], least: int = 0, fields: str = SMI_FIELDS
+) -> Finding:
+    """`devices` are those of the driver, `smi` is how nvidia-smi ended and what it printed of `fields`; None: there is none."""
     if xids:
         told = ", ".join(f"XID {number} on {device}" for device, number in xids[:4])
-        return Finding("gpu", "bad", f"the kernel has reported {told}", reset)
+        return Finding("gpu", "bad", f"the kernel has reported {told}", _RESET)
     if smi is None:
         if max(devices, 0) >= max(least, 1):
             return Finding("gpu", "unknown", f"{many(devices, 'device')}, but no nvidia-smi to ask them")
@@ -224,20 +242,35 @@ def judge_gpus(devices: int, smi: tuple[int | None, str] | None, xids: Sequence[
             "gpu", "bad", "no NVIDIA device is visible", "see `ls /dev/nvidia*`, and whether the container was given any"
         )
     code, text = smi
-    gpus, last = parse_smi(text), (text.strip().splitlines() or [""])[-1].strip()[:REASON_CHARS_MAX]
+    gpus, last = parse_smi(text, fields), (text.strip().splitlines() or [""])[-1].strip()[:REASON_CHARS_MAX]
     if code is None:
-        return Finding("gpu", "bad", f"nvidia-smi did not answer within {CHECK_TIMEOUT_S:g} s", reset)
+        return Finding("gpu", "bad", f"nvidia-smi did not answer within {CHECK_TIMEOUT_S:g} s", _RESET)
+    if _REJECTED.search(text):
+        return Finding("gpu", "unknown", f"nvidia-smi cannot be asked: {last}")
     if code or not gpus:
         return Finding("gpu", "bad", last or f"nvidia-smi exited with code {code}", "run `nvidia-smi`; see `dmesg | grep NVRM`")
     wanted = max(least, devices)
     if len(gpus) < wanted:
-        return Finding("gpu", "bad", f"{len(gpus)} of {many(wanted, 'device')} {plural(len(gpus), 'answers', 'answer')}", reset)
+        return Finding("gpu", "bad", f"{len(gpus)} of {many(wanted, 'device')} {plural(len(gpus), 'answers', 'answer')}", _RESET)
+    return _judge_memory_of(gpus)
+
+
+def _judge_memory_of(gpus: Sequence[Gpu]) -> Finding:
+    lost = [gpu for gpu in gpus if gpu.is_row_lost]
+    if lost:
+        return Finding("gpu", "bad", f"memory that cannot be repaired any more on device {_names(lost)}", "have it replaced")
     sick = [gpu for gpu in gpus if gpu.uncorrected or gpu.is_page_pending]
     if sick:
-        told = listed([f"{gpu.index} ({gpu.name})" for gpu in sick], 4)
         errors = sum(gpu.uncorrected for gpu in sick)
-        return Finding("gpu", "bad", f"memory errors on device {told}: {errors} that could not be corrected", reset)
+        return Finding("gpu", "bad", f"memory errors on device {_names(sick)}: {errors} that could not be corrected", _RESET)
+    waiting = [gpu for gpu in gpus if gpu.is_row_pending]
+    if waiting:
+        return Finding("gpu", "bad", f"memory that a reset would repair on device {_names(waiting)}", _RESET)
     return Finding("gpu", "ok", f"{many(len(gpus), 'device')}: {listed(list(dict.fromkeys(gpu.name for gpu in gpus)), 4)}")
+
+
+def _names(gpus: Sequence[Gpu]) -> str:
+    return listed([f"{gpu.index} ({gpu.name})" for gpu in gpus], 4)
 
 
 # --- fitness ---------------------------------------------------------------------------------------------------------------
