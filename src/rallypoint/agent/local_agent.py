@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     import socket
     from typing import Any
 
+    from rallypoint.agent.peers import PlainPeers
     from rallypoint.checkpoint.vault import Snapshots
     from rallypoint.failures.process_failure import ProcessFailure
     from rallypoint.inspection.desk import Desk
@@ -132,7 +133,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         self._desk: Desk | None = None
         self._monitor = WorkerMonitor(spec, self._run_record, lambda: self._pcontext, hang_timeout)
         self._leaving = Leaving(drain, spec, self._peers, self._monitor, lambda: self._pcontext, self._is_running)
-        self._peers.attendant = _make_attendant(preflight, _log_folder(logs_specs))
+        self._peers.attendant = _make_attendant(preflight, _log_folder(logs_specs), self._peers)
         if restart_policy is not None:
             self._own_restarts = OwnRestarts(restart_policy)
 
@@ -596,15 +597,23 @@ def _log_folder(logs_specs: LogsSpecs) -> str:
     return "" if folders.is_temporary or folders.root_log_dir == os.devnull else folders.root_log_dir
 
 
-def _make_attendant(preflight: tuple[str, ...], log_folder: str) -> Attendant | NoAttendant:
+def _make_attendant(preflight: tuple[str, ...], log_folder: str, peers: PlainPeers) -> Attendant | NoAttendant:
     """What it takes is loaded only where it is used."""
     if not preflight:
         return NoAttendant()
     from rallypoint.preflight.attendant import Attendant
     from rallypoint.preflight.checks import read_specs
+    from rallypoint.preflight.rules import is_of_network
 
     folders = (log_folder,) if log_folder else ()
-    return Attendant([spec.replace(folders=folders) for spec in read_specs(preflight)])
+    specs = [spec.replace(folders=folders) for spec in read_specs(preflight)]
+    attendant = Attendant(specs)
+    if peers.act_as_one and any(map(is_of_network, specs)):
+        from rallypoint.preflight.neighbours import Neighbours
+
+        attendant.neighbours = Neighbours(peers.job.whereabouts, peers.job.new_connection, attendant.look_again)
+        peers.job.on_doubt(attendant.doubt)
+    return attendant
 
 
 def make_learner(

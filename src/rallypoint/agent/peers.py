@@ -69,6 +69,9 @@ class NoJob:
     def own_address(self) -> str:
         return ""
 
+    def whereabouts(self, timeout_s: float) -> tuple[str, str, str] | None:
+        return None
+
     def settings_in_force(self) -> str:
         return ""
 
@@ -85,6 +88,9 @@ class NoJob:
         return
 
     def on_asked(self, answer: Callable[[AskedFor], None]) -> None:
+        return
+
+    def on_doubt(self, hear: Callable[[str], None]) -> None:
         return
 
     def on_drain(self, hear: Callable[[Noticed | Ruled], None]) -> None:
@@ -137,7 +143,7 @@ class NoAttendant:
     """Where nobody has asked for checks of this machine (`preflight.attendant`)."""
 
     why_unfit = news = ""
-    is_checking = False
+    is_checking = needs_others = False
 
     def suspect(self) -> None:
         return
@@ -244,6 +250,7 @@ class CoordinatedPeers(WakingPeers):
         super().__init__(spec, handler)
         self.job = self._job = handler
         self._told_unfit = ""
+        self._has_complained = False
 
     def next_rendezvous(self, shutdown_timeout_s: float, while_waiting: Callable[[int | None], None]) -> RendezvousInfo:
         """What can be done while we wait is done once, when it shows that there is a wait."""
@@ -251,6 +258,9 @@ class CoordinatedPeers(WakingPeers):
         entry_point = spec.get_entrypoint_name()
         about = spec.role, spec.local_world_size, spec.max_restarts, entry_point, shutdown_timeout_s
         job.introduce(Introduction(*about, is_watched=report.is_live(), alike=self.alike))
+        self.attendant.look()
+        if self.attendant.needs_others:  # they can be found once we are there, as one that is not to have a seat yet
+            self._tell_fitness()
         self._await_checks(CHECKS_PATIENCE_S)
         self._tell_fitness()
         began = time.monotonic()
@@ -273,8 +283,10 @@ class CoordinatedPeers(WakingPeers):
             self._told_unfit = self.attendant.why_unfit
             self._job.tell_fitness(self._told_unfit)
             if self.attendant.news:
+                self._has_complained = True
                 report.warn(f"{self.attendant.news}; it waits outside of the job, and is checked again from time to time")
-            elif not self._told_unfit:
+            elif not self._told_unfit and self._has_complained:
+                self._has_complained = False
                 report.info("this machine is fit to run workers")
 
     def nodes_waiting(self) -> int:

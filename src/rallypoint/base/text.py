@@ -10,14 +10,15 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby
 
 __all__ = [
-    "Run", "count_of", "failure_kind", "fitted", "host_port", "joined", "listed", "many", "node_label", "parse_size",
-    "parse_span", "parse_truth", "plural", "ranges", "runs", "signal_names", "size_text", "span_text", "time_text", "who_of",
-    "without_numbers",
+    "Run", "count_of", "failure_kind", "fitted", "host_port", "joined", "listed", "many", "node_label", "parse_rate",
+    "parse_size", "parse_span", "parse_truth", "plural", "ranges", "rate_text", "runs", "signal_names", "size_text", "span_text",
+    "time_text", "who_of", "without_numbers",
 ]  # fmt: skip
 
 _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 _SPAN_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 _LONGEST_SPAN_S = 1e10
+_RATES = {"K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 _HOST_CHARS_MAX = 40
 _TRUE_WORDS = ("1", "true", "t", "yes", "y", "on")
 _FALSE_WORDS = ("0", "false", "f", "no", "n", "off")
@@ -61,6 +62,27 @@ def span_text(seconds: float) -> str:
     hours, minutes = divmod(minutes, 60)
     parts = [(hours, "h"), (minutes, "m"), (milliseconds / 1000, "s")]
     return "".join(f"{value:.12g}{unit}" for value, unit in parts if value) or "0s"
+
+
+def parse_rate(text: str) -> int:
+    """The bits per second that ``500Mbit`` or ``1.5Gbit/s`` stands for; ValueError for anything else."""
+    text = text.strip().upper().removesuffix("/S")
+    number = text.removesuffix("BIT")
+    unit = _RATES.get(number[-1:])
+    number = number[:-1] if unit else number
+    if not text.endswith("BIT") or not number.replace(".", "", 1).isdecimal():
+        raise ValueError(f"{text!r} is no rate")
+    return int(float(number) * (unit or 1))
+
+
+def rate_text(bits_per_s: float) -> str:
+    """In three digits or so: ``0 bit/s``, ``940 Mbit/s``, ``9.4 Gbit/s``."""
+    rate, unit = bits_per_s, ""
+    for larger in _RATES:
+        if rate < 1000:
+            break
+        rate, unit = rate / 1000, larger
+    return f"{rate:.0f} {unit}bit/s" if rate >= 100 or not unit else f"{rate:.1f} {unit}bit/s"
 
 
 def time_text(seconds: float) -> str:

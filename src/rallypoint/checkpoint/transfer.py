@@ -33,7 +33,9 @@ from rallypoint.net.endpoint import tune
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    from typing import Any, TypeVar
+
+    C = TypeVar("C", bound="Channel")
 
 __all__ = ["Channel", "TransferError", "mark_in", "mark_text"]
 
@@ -61,9 +63,9 @@ class Channel:
         self._be_patient(GREETING_S)
 
     @classmethod
-    def call(cls, host: str, port: int, key: bytes, name: str = NAME) -> Channel:
+    def call(cls: type[C], host: str, port: int, key: bytes, name: str = NAME, connect_s: float = CONNECT_S) -> C:
         try:
-            sock = socket.create_connection((host, port), CONNECT_S)
+            sock = socket.create_connection((host, port), connect_s)
             tune(sock)
         except OSError as error:
             raise TransferError(f"{host} port {port}: {error.strerror or error}") from None

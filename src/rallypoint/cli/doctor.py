@@ -11,7 +11,7 @@ from rallypoint.base.json_text import clip
 from rallypoint.cli.command_line import closest, split_list
 from rallypoint.cli.main import print_text
 from rallypoint.errors import ExitCode, RallypointError, UsageError
-from rallypoint.preflight.rules import CHECKS, Finding
+from rallypoint.preflight.rules import CHECKS, NETWORK, Finding
 
 __all__ = ["USAGE", "doctor_main"]
 
@@ -69,7 +69,7 @@ def _examine(flags: dict[str, str]) -> Iterator[Finding]:
     from rallypoint.preflight.network import examine, examine_name
 
     try:
-        specs = read_specs(split_list(flags.get("--checks", ",".join(CHECKS))))
+        specs = read_specs(split_list(flags.get("--checks", ",".join(name for name in CHECKS if name != NETWORK))))
     except ValueError as problem:
         raise UsageError(f"--checks: {problem}") from problem
     endpoint = flags.get("--endpoint")

@@ -70,6 +70,9 @@ def run_one(spec: Spec) -> Finding:
 
 
 def _built_in(spec: Spec) -> Finding:
+    if rules.is_of_network(spec):
+        advice = "run `rallypoint doctor --listen PORT` on another machine, and name it here with --endpoint HOST:PORT"
+        return Finding(spec.text, "unknown", "it takes other nodes of a job", advice)
     least = rules.least_of(spec)
     return _look_at_disks(least, spec.folders) if spec.text == "disk" else _LOOK[spec.text](least)
 

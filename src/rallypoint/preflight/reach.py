@@ -9,7 +9,7 @@ from rallypoint.base.text import listed, many, plural
 from rallypoint.preflight.rules import Finding
 
 __all__ = [
-    "ENOUGH_BYTES", "USUAL_SIZES", "half_open_peers", "judge_answer", "judge_back", "judge_name", "judge_offset",
+    "ENOUGH_BYTES", "MOST_OFF_S", "USUAL_SIZES", "half_open_peers", "judge_answer", "judge_back", "judge_name", "judge_offset",
     "judge_packets", "judge_port", "judge_rate", "judge_resolution", "judge_route", "judge_trip", "largest_that_fits", "table",
 ]  # fmt: skip
 
@@ -19,7 +19,7 @@ USUAL_SIZES = (576, 1000, 1280, 1400, 1420, 1450, 1460, 1480, 1492, 1500, 8900, 
 _LEAST_MTU = 1280
 _ANSWERED = "03"  # SYN_RECV
 _LONG_TRIP_S = 0.2
-_MOST_OFF_S = 5.0
+MOST_OFF_S = 5.0
 
 
 def judge_name(name: str, addresses: Sequence[str], error: str = "") -> Finding:
@@ -95,7 +95,7 @@ def judge_trip(trips_s: Sequence[float], lost: int) -> Finding:
 def judge_offset(off_s: float, within_s: float) -> Finding:
     """By how much our clock is ahead of theirs. It harms no job; it does whoever compares two hosts' logs."""
     what = f"{abs(off_s):.3f} s {'ahead of' if off_s > 0 else 'behind'} theirs, within {within_s:.3f} s"
-    if abs(off_s) - within_s <= _MOST_OFF_S:
+    if abs(off_s) - within_s <= MOST_OFF_S:
         return Finding("clocks", "ok", what)
     return Finding("clocks", "unknown", what, "rallypoint compares no clocks; for logs and certificates see `chronyc tracking`")
 

@@ -17,7 +17,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from rallypoint.base.records import Value
-from rallypoint.base.text import listed, many, parse_size, plural, size_text
+from rallypoint.base.text import listed, many, parse_rate, parse_size, plural, size_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -39,12 +39,17 @@ __all__ = [
 
 
 class Check(Value):
-    """One of ours: its threshold, in words as it could be given, and what it is about."""
+    """One of ours: its threshold, in words as it could be given, what it is about, and whether a threshold is a rate."""
 
     least: str
     help: str
+    is_rate: bool = False
+
+    def read(self, text: str) -> int:
+        return parse_rate(text) if self.is_rate else parse_size(text)
 
 
+NETWORK = "network"  # the one that needs other nodes
 CHECKS: Mapping[str, Check] = {
     "memory": Check("1G", "Memory that is available, within the limit of the container."),
     "disk": Check(
@@ -54,9 +59,16 @@ CHECKS: Mapping[str, Check] = {
     "files": Check("4096", "How many files a process may open (the hard limit)."),
     "clock": Check("", "Whether the kernel takes its clock for synchronised. rallypoint compares no clocks; logs do."),
     "gpu": Check("", "Whether NVIDIA devices answer, without memory errors, and without fatal XID errors in the last hour."),
+    NETWORK: Check(
+        "50Mbit",
+        "The ways to a few other nodes of the job and back: their rate, a sum that all get alike, and clocks.",
+        is_rate=True,
+    ),
 }
 CHECK_TIMEOUT_S = 30.0  # for each; they run beside each other
 REASON_CHARS_MAX = 300
+ALL_REDUCE, CLOCKS = "all-reduce", "clocks"  # of what the check of the network finds besides
+_WARNED = (NETWORK, ALL_REDUCE, CLOCKS)
 
 
 class Spec(Value):
@@ -79,18 +91,23 @@ def _parse_check(piece: str, plug_ins: Sequence[str]) -> Spec:
     name, equals, value = piece.partition("=")
     if name in CHECKS:
         try:
-            return Spec("built_in", name, parse_size(value) if equals else None)
+            return Spec("built_in", name, CHECKS[name].read(value) if equals else None)
         except ValueError:
-            raise ValueError(f"{piece!r}: after {name}= comes a number, as in 4096, 500M or 2G") from None
+            examples = "a rate, as in 500Mbit or 10Gbit" if CHECKS[name].is_rate else "a number, as in 4096, 500M or 2G"
+            raise ValueError(f"{piece!r}: after {name}= comes {examples}") from None
     if name in plug_ins and not equals:
         return Spec("plug_in", name)
     known = ", ".join([*CHECKS, *plug_ins])
     raise ValueError(f"{piece!r} is no check: there are {known}; a command is written with a path, as in ./check.sh")
 
 
+def is_of_network(spec: Spec) -> bool:
+    return (spec.kind, spec.text) == ("built_in", NETWORK)
+
+
 def least_of(spec: Spec) -> int:
-    text = CHECKS[spec.text].least
-    return spec.least if spec.least is not None else parse_size(text) if text else 0
+    check = CHECKS[spec.text]
+    return spec.least if spec.least is not None else check.read(check.least) if check.least else 0
 
 
 # --- what was found --------------------------------------------------------------------------------------------------------
@@ -109,6 +126,12 @@ def reason(findings: Iterable[Finding]) -> str:
     """Why the machine is unfit, in a line; empty if nothing bad was found."""
     bad = [f"{one.check}: {one.what}" for one in findings if one.state == "bad"]
     return "; ".join(bad)[:REASON_CHARS_MAX]
+
+
+def warnings(findings: Iterable[Finding]) -> list[str]:
+    """What is worth a line although it keeps no machine from a seat: of the network, where two nodes see more than one."""
+    found = [one for one in findings if one.state == "unknown" and one.advice and one.check in _WARNED]
+    return [f"{one.check}: {one.what} ({one.advice})" for one in found]
 
 
 def judge_memory(available: int | None, least: int) -> Finding:
@@ -276,6 +299,7 @@ def _names(gpus: Sequence[Gpu]) -> str:
 # --- fitness ---------------------------------------------------------------------------------------------------------------
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 10.0, 600.0
+DOUBT_PAUSE_S = 600.0  # for so long one node can make another look at itself only once: two that doubt each other would never end
 STILL_RUNNING = "its checks (--preflight) are not done yet"
 _DOUBLINGS_MAX = 10
 
@@ -315,6 +339,11 @@ def finished(fitness: Fitness, findings: Iterable[Finding], now: float) -> Fitne
     return Fitness("unfit", why, fitness.times + 1, now + pause_s)
 
 
+def may_doubt(last_at: float | None, now: float) -> bool:
+    """Whether a node may make us look at ourselves, which it has done then."""
+    return last_at is None or now - last_at >= DOUBT_PAUSE_S
+
+
 def suspected(fitness: Fitness) -> Fitness:
-    """Workers of this node have failed, and it may be the machine's fault."""
+    """Workers of this node have failed, and it may be the machine's fault; or another has found the way to it bad."""
     return Fitness("due") if fitness.phase == "fit" else fitness

@@ -52,14 +52,14 @@ if TYPE_CHECKING:
     R = TypeVar("R", bound=Value)
     SignalKind = Literal["failure", "loss", "departure", "sick", "join", "asked", "finished"]
     ClosedKind = Literal["finished", "failed", "closed", "host_left", "preempted"]
-    Wish = Literal["look", "leave", "logs"]
+    Wish = Literal["look", "leave", "logs", "recheck"]
 
 __all__ = [
-    "ANSWERS", "ASKED", "CLOSED", "DATA", "DOWN", "GENERATION", "LEADER", "LEFT", "LOST", "MAX_WHY", "MEMORIES", "NODES",
+    "ANSWERS", "ASKED", "CARDS", "CLOSED", "DATA", "DOWN", "GENERATION", "LEADER", "LEFT", "LOST", "MAX_WHY", "MEMORIES", "NODES",
     "NOT_READY", "NO_SEAT", "NO_STEP", "PACES", "RETURNED", "SETTINGS", "STATUS", "UP", "Asked", "Board", "Closed", "Generation",
-    "Memory", "NodeDrain", "NodeRecord", "Notice", "Ruling", "Seat", "Signal", "Status", "decode", "done_key", "drain_key",
-    "encode", "expelled_key", "failure_key", "hang_key", "inquiry_key", "job_pace_key", "left_key", "memory_key", "node_key",
-    "node_pace_key", "notice_key", "refusal_key", "ruling_key", "seat_key", "seats_of_attempt", "seats_of_generation",
+    "Memory", "NodeDrain", "NodeRecord", "Notice", "Ruling", "Seat", "Signal", "Status", "card_key", "decode", "done_key",
+    "drain_key", "encode", "expelled_key", "failure_key", "hang_key", "inquiry_key", "job_pace_key", "left_key", "memory_key",
+    "node_key", "node_pace_key", "notice_key", "refusal_key", "ruling_key", "seat_key", "seats_of_attempt", "seats_of_generation",
     "signal_key",
 ]  # fmt: skip
 
@@ -71,6 +71,7 @@ GENERATION = "down/generation"
 CLOSED = "down/closed"
 ASKED = "down/asked"
 ANSWERS = "answers/"
+CARDS = "cards/"
 NODES = "up/nodes/"
 UP = "up/"
 MEMORIES = "up/memories/"
@@ -127,6 +128,11 @@ def job_pace_key(generation: int) -> str:
 
 def done_key(generation: int, node_id: str) -> str:
     return f"up/done/{generation}/{node_id}"
+
+
+def card_key(slot: int) -> str:
+    """Where one of the nodes that measure the ways between them can be called."""
+    return f"{CARDS}{slot}"
 
 
 def left_key(generation: int, node_id: str) -> str:
@@ -299,7 +305,7 @@ _MOST_CHARACTERS = 4096
 _MOST_COUNTED = 1 << 53
 _SIGNAL_KINDS = ("failure", "loss", "departure", "sick", "join", "asked", "finished")
 _CLOSED_KINDS = ("finished", "failed", "closed", "host_left", "preempted")
-_WISHES = ("look", "leave", "logs")
+_WISHES = ("look", "leave", "logs", "recheck")
 
 # Whether a value may stand in a field of that annotation: all of it comes from the network.
 _FITS: dict[str, Callable[[Any], bool]] = {

@@ -69,6 +69,10 @@ class CoordinatedHandler(WakingHandler):
         """Where the other nodes can reach this one, once we have a place among them; empty where that is not known."""
         return ""
 
+    def whereabouts(self, timeout_s: float) -> tuple[str, str, str] | None:
+        """The id of our record, our name and our address among the nodes, for which it waits so long; from any thread."""
+        return None
+
     def settings_in_force(self) -> str:
         """The settings of the rendezvous and where each came from, in one line; empty where there are none."""
         return ""
@@ -111,6 +115,10 @@ class CoordinatedHandler(WakingHandler):
 
     def on_asked(self, answer: Callable[[AskedFor], None]) -> None:
         """What is to be called, from any thread, when somebody asks this node for something; it returns at once."""
+        return
+
+    def on_doubt(self, hear: Callable[[str], None]) -> None:
+        """What is to be called, from any thread, with the name of a node that finds the way to us bad; it returns at once."""
         return
 
     def on_drain(self, hear: Callable[[Noticed | Ruled], None]) -> None:

@@ -7,6 +7,7 @@ gets an answer at once, and waits on `wakeup_fd` when there is none. `protocol.s
 from __future__ import annotations
 
 import os
+import threading
 import time
 import weakref
 from collections import deque
@@ -57,6 +58,8 @@ class DynamicRendezvous(CoordinatedHandler):
         self._terms = terms
         self._worker_store = worker_store
         self._own_address = ""  # once a session has shown it
+        self._id = ""  # of our record in the latest session
+        self._has_place = threading.Event()
         self._address = ""  # which the workers are told, once a session has shown it
         self._hint = find_rank_hint(settings.node_rank, environment.own)
         self.name = stable_name(self._hint, os.uname().nodename)
@@ -66,6 +69,7 @@ class DynamicRendezvous(CoordinatedHandler):
         self._licence: Licence | None = None
         self._kill_workers: Callable[[], None] = lambda: None
         self._answer: Callable[[session.AskedFor], None] = lambda _: None
+        self._hear_of_doubt: Callable[[str], None] = lambda _: None
         self._hear_of_drain: Callable[[session.Noticed | session.Ruled], None] = lambda _: None
         self._hear_of_hangs: Callable[[int, bytes], None] = lambda *_: None
         self._hear_of_pace: Callable[[int, bytes], None] = lambda *_: None
@@ -140,6 +144,9 @@ class DynamicRendezvous(CoordinatedHandler):
     def own_address(self) -> str:
         return self._own_address
 
+    def whereabouts(self, timeout_s: float) -> tuple[str, str, str] | None:
+        return (self._id, self.name, self._own_address) if self._has_place.wait(timeout_s) else None
+
     def settings_in_force(self) -> str:
         return describe(self._settings)
 
@@ -181,8 +188,16 @@ class DynamicRendezvous(CoordinatedHandler):
 
     def on_asked(self, answer: Callable[[session.AskedFor], None]) -> None:
         self._answer = answer
-        if self._driver is not None:
-            self._driver.on_asked = answer
+
+    def on_doubt(self, hear: Callable[[str], None]) -> None:
+        self._hear_of_doubt = hear
+
+    def _asked(self, asked: session.AskedFor) -> None:
+        """In the driver's thread."""
+        if asked.asked.what == "recheck":
+            self._hear_of_doubt(asked.asked.by)
+        else:
+            self._answer(asked)
 
     def on_drain(self, hear: Callable[[session.Noticed | session.Ruled], None]) -> None:
         self._hear_of_drain = hear
@@ -373,7 +388,8 @@ class DynamicRendezvous(CoordinatedHandler):
             self._if_dropped = weakref.finalize(self, _abandon, self._driver, self._place, self._worker_store)
             self._if_dropped.atexit = False  # threads end with the process
             self._driver.kill_workers = self._kill_workers
-            self._driver.on_asked = self._answer
+            asked = weakref.WeakMethod(self._asked)  # as above
+            self._driver.on_asked = lambda one: hear(one) if (hear := asked()) is not None else None
             self._driver.on_drain = self._hear_of_drain
             self._driver.on_inquiry = self._hear_of_hangs
             self._driver.on_pace = self._hear_of_pace
@@ -407,6 +423,8 @@ class DynamicRendezvous(CoordinatedHandler):
         me = Identity(self.name, self._hint, self._address, lease)
         joining = make_joining(self._params, settings, self._introduction, me, self._terms)
         record = joining.record.replace(unfit=self._unfit)
+        self._id = joining.node_id
+        self._has_place.set()
         former, memory = driver.background(engine.identity())
         return engine, Participant(joining.replace(record=record, former=former, memory=memory))
 
