@@ -14,6 +14,7 @@ from rallypoint.protocol import job_records as job
 from rallypoint.protocol.draining import Drain, Go, GoAtOnce, Stay, WorkerDrain
 from rallypoint.protocol.generation import Policy
 from rallypoint.protocol.job_records import NO_STEP, NodeDrain, Notice, Ruling
+from rallypoint.protocol.restarts import Purse, RestartPolicy
 
 LEAVES, STAYS = NodeDrain(True, False, 41), NodeDrain(False, False, 40)
 SAVED = {"a": STAYS.replace(has_saved=True), "b": LEAVES.replace(has_saved=True)}
@@ -257,6 +258,28 @@ def test_a_job_of_which_too_few_would_be_left_ends_when_all_have_saved() -> None
     assert (closed.kind, closed.why) == (
         "preempted", "node b had notice to leave, and fewer than 2 would be left; all workers have saved",
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("vanishes", [False, True])
+def test_p17_it_is_charged_to_no_budget_of_others(vanishes: bool) -> None:
+    """P17: whether the node leaves as it should or is switched off before it can."""
+    stage = Stage(THREE, RestartPolicy(0, max_membership_changes=0, max_departures=0, max_node_losses=0))
+    stage.join("a", "b")
+    stage.pass_time(1.0)
+    stage.nodes["b"].noticed(1, NOTICE)
+    tell(stage, "b", NO_STEP, False, "b")
+    if vanishes:
+        stage.lose("b")
+        stage.pass_time(THREE.fence_s)
+    else:
+        stage.nodes["b"].departing("it left")
+        stage.nodes["b"].leave()
+    stage.settle()
+    stage.nodes["a"].ready(stage.now, 1000)
+    stage.pass_time(2.0)
+    generation = stage.generation()
+    assert (generation.number, generation.after, generation.purse) == (2, "preemption", Purse(preemptions=1))
+    assert generation.why == "node 1 (b, ranks 2-3) left after notice; preemption 1"
 
 
 def test_the_next_generation_knows_nothing_of_it() -> None:

@@ -10,12 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rallypoint.base.defaults import EARLY_FAILURE_S as EARLY_S
 from rallypoint.protocol.restarts import (
     AGES_MAX,
     CAUSES,
-    EARLY_S,
+    DOUBTFUL_ERRORS,
     HOPELESS_ERRORS,
     HOPELESS_IN_A_ROW,
+    LASTING_S,
     Again,
     Ended,
     Failure,
@@ -23,6 +25,7 @@ from rallypoint.protocol.restarts import (
     Purse,
     RestartPolicy,
     judge,
+    matters_if_shared,
 )
 
 FAILED = Ended(failed_exit_codes=(1,), failure="rank 3 failed")
@@ -88,6 +91,41 @@ def test_no_membership_change_may_be_allowed_at_all() -> None:
     policy = RestartPolicy(3, max_membership_changes=0)
     assert judge(policy, Purse(), Ended(lost=("b",))) == GiveUp("lost node b; no membership changes are allowed")
     assert isinstance(judge(policy, Purse(), FAILED), Again)
+
+
+OWN_LIMITS = [
+    ("lost", "losses", "max_node_losses", "node b", "lost node b", "node loss", "node losses"),
+    ("departed", "departures", "max_departures", "node b", "node b left", "departure", "departures"),
+    ("preempted", "preemptions", "max_preemptions", "node b", "node b left after notice", "preemption", "preemptions"),
+    ("joined", "joins", "max_joins", "node b", "node b joined", "join", "joins"),
+]
+
+
+@pytest.mark.parametrize(("how", "counter", "limit", "who", "what", "one", "several"), OWN_LIMITS)
+def test_each_change_of_members_can_have_a_limit_of_its_own(
+    how: str, counter: str, limit: str, who: str, what: str, one: str, several: str
+) -> None:
+    """P14: which no other change counts against."""
+    ended, others = Ended(**{how: ("b",)}), {name: 9 for _, name, *_ in OWN_LIMITS if name != counter}
+    two, none = RestartPolicy(0, **{limit: 2}), RestartPolicy(0, **{limit: 0})
+    last = again(two, Purse(**{**others, counter: 1}), ended)
+    assert last.purse == Purse(**{**others, counter: 2})
+    assert last.why.endswith(f"{one} 2 of 2")
+    assert judge(two, last.purse, ended) == GiveUp(f"{what}; all 2 {several} are used up ({limit})")
+    assert judge(none, Purse(), ended) == GiveUp(f"{what}; no {several} are allowed ({limit})")
+
+
+def test_a_preemption_is_never_charged_to_what_bounds_other_changes() -> None:
+    """P17: nor to restarts, whatever else happened while the node had notice; and it is counted."""
+    nothing = RestartPolicy(0, max_membership_changes=0, max_departures=0, max_node_losses=0, max_joins=0, max_hangs=0)
+    purse = Purse()
+    for number in range(1, 6):
+        ended = FAILED.replace(preempted=("c",), joined=("d",))
+        answer = again(nothing, purse, ended)
+        assert answer == Again(Purse(preemptions=number), 0.0, "preemption", f"node c left after notice; preemption {number}")
+        purse = answer.purse
+    lost_too = judge(nothing, purse, Ended(lost=("b",), preempted=("c",)))
+    assert lost_too == GiveUp("lost node b; no node losses are allowed (max_node_losses)")
 
 
 @pytest.mark.parametrize(
@@ -225,6 +263,82 @@ def test_the_same_error_of_the_program_again_and_again_is_given_up() -> None:
     assert late.purse.streak == 0
 
 
+def test_how_early_a_failure_has_to_be_can_be_said() -> None:
+    """P15: 0 switches all rules off that compare attempts."""
+    early, late, never = (RestartPolicy(3, early_s=early_s) for early_s in (10.0, 9.0, 0.0))
+    ended = failed(NO_MODULE, after_s=9.5)
+    assert isinstance(judge(early, Purse(), ended), GiveUp)
+    assert isinstance(judge(late, Purse(), ended), Again)
+    assert isinstance(judge(never, Purse(), failed(NO_MODULE, after_s=0.1)), Again)
+
+
+# --- errors about values ---
+
+BAD_ARGUMENT = "KeyError: 'learning_rate'"
+
+
+def test_an_error_about_a_value_that_all_workers_repeat_is_given_up() -> None:
+    """P15: the second time, if it has lasted; whichever rank came first, and however many were seen to fail the first time."""
+    first = again(RestartPolicy(9), Purse(), failed(BAD_ARGUMENT, everywhere=False, rank=0))
+    second = failed(BAD_ARGUMENT, rank=2, ran_s=LASTING_S)
+    why = (
+        "rank 3 failed; 2 attempts in a row, over 30 s, ended so at their start, this one in all workers: no restart can help"
+        " (--retry-hopeless tries)"
+    )
+    assert judge(RestartPolicy(9), first.purse, second) == GiveUp(why, is_hopeless=True)
+    for harmless in (
+        second.replace(ran_s=LASTING_S - 0.1), second.replace(step=0), second.replace(after_s=EARLY_S + 1),
+        failed(BAD_ARGUMENT, everywhere=False, ran_s=99.0), failed(BAD_ARGUMENT, place="train.py:4", ran_s=99.0),
+        failed("KeyError: 'lr'", ran_s=99.0), failed(BAD_ARGUMENT, exitcode=3, ran_s=99.0),
+    ):  # fmt: skip
+        assert isinstance(judge(RestartPolicy(9), first.purse, harmless), Again), harmless
+    assert isinstance(judge(RestartPolicy(9, retry_hopeless=True), first.purse, second), Again)
+
+
+def test_one_that_fails_quickly_is_tried_until_it_has_lasted() -> None:
+    """P15: a start of two seconds is cheap, and what a network does to all workers passes."""
+    purse, tries = Purse(), 0
+    while isinstance(answer := judge(RestartPolicy(99), purse, failed(BAD_ARGUMENT, ran_s=2.0 + tries)), Again):
+        purse, tries = answer.purse, tries + 1
+    assert answer.is_hopeless
+    assert (tries, purse.repeats) == (6, 6)
+    other = again(RestartPolicy(99), purse, failed("ValueError: x"))
+    assert (other.purse.repeats, other.purse.repeats_s) == (1, 0.0)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "TypeError: 'NoneType' object is not subscriptable",
+        "AttributeError: 'NoneType' object has no attribute 'shape'",
+        "ValueError: the server sent no configuration",
+        "ValueError: unknown url type: ''",
+        "AssertionError: NCCL 2.19 or later is needed",
+        "json.decoder.JSONDecodeError: Expecting value: line 1 column 1 (char 0)",
+        "RuntimeError: mat1 and mat2 shapes cannot be multiplied",
+        "FileNotFoundError: [Errno 2] No such file or directory: '/data/shard0'",
+        "torch.distributed.DistStoreError: timed out waiting for clients",
+        "exited with code 1 and left no traceback",
+    ],
+)
+def test_what_somebody_else_may_be_to_blame_for_is_never_given_up(message: str) -> None:
+    """P15: however long it lasts, and in all workers."""
+    purse = Purse()
+    for _ in range(9):
+        purse = again(RestartPolicy(9), purse, failed(message, ran_s=600.0)).purse
+
+
+def test_it_is_known_when_it_matters_who_else_fails_so() -> None:
+    """P15: workers are given a moment to fail by themselves only where that can make a difference."""
+    place, purse = "train.py:3", Purse()
+    assert matters_if_shared(1, NO_MODULE, place, "")
+    assert not matters_if_shared(1, BAD_ARGUMENT, place, "")
+    purse = again(RestartPolicy(9), purse, failed(BAD_ARGUMENT, rank=7)).purse
+    assert matters_if_shared(1, BAD_ARGUMENT, place, purse.streak_of)
+    assert not matters_if_shared(1, BAD_ARGUMENT, "train.py:4", purse.streak_of)
+    assert not matters_if_shared(1, "ValueError: x", place, purse.streak_of)
+
+
 def test_a_limit_for_failures_of_one_rank_at_one_place() -> None:
     """P15: only where it is asked for; an attempt that made a step, or another rank, begins the count anew."""
     policy = RestartPolicy(9, max_same_failures=2)
@@ -289,6 +403,16 @@ def test_a_healthy_hour_can_give_the_budget_back() -> None:
     assert isinstance(judge(RestartPolicy(2), purse, FAILED.replace(after_s=1e6)), GiveUp)  # for the whole job, as torchrun's
 
 
+def test_it_gives_back_what_was_spent_on_nodes_too_whatever_ended_it() -> None:
+    """P15"""
+    policy = RestartPolicy(2, healthy_after_s=3600.0, max_node_losses=1, max_joins=0)
+    spent = Purse(2, 1, 2, 3, hangs=4, preemptions=5)
+    assert isinstance(judge(policy, spent, Ended(lost=("b",), after_s=3599.0)), GiveUp)
+    answer = again(policy, spent, Ended(lost=("b",), after_s=3600.0))
+    assert answer.purse == Purse(2, 1, forgiven=2)
+    assert isinstance(judge(policy, Purse(), Ended(joined=("b",), after_s=1e6)), GiveUp)
+
+
 def test_the_page_on_failures_tells_what_is_decided_here() -> None:
     """P15: who pays for which end, and what is not retried."""
     page = (Path(__file__).parents[2] / "docs" / "failures.md").read_text()
@@ -297,8 +421,9 @@ def test_the_page_on_failures_tells_what_is_decided_here() -> None:
         assert limit in RestartPolicy.__annotations__
         (row,) = (line for line in page.splitlines() if line.startswith(f"| {cause} |"))
         assert limit in row.replace("--max-restarts", "max_restarts")
-    assert [name for name in HOPELESS_ERRORS if f"`{name}`" not in page] == []
+    assert [name for name in (*HOPELESS_ERRORS, *DOUBTFUL_ERRORS) if f"`{name}`" not in page] == []
     assert f"within {EARLY_S:g} s" in page
+    assert f"{LASTING_S:g} s or more" in page
     assert HOPELESS_IN_A_ROW == 3  # "Three attempts in a row"
 
 
@@ -314,10 +439,16 @@ POLICIES = st.builds(
     SECONDS,
     st.just(0.0) | SECONDS,
     st.none() | st.integers(0, 10),
+    max_node_losses=st.none() | st.integers(0, 3),
+    max_departures=st.none() | st.integers(0, 3),
+    max_preemptions=st.none() | st.integers(0, 3),
+    max_joins=st.none() | st.integers(0, 3),
 )
 ENDS = st.builds(
-    Ended, st.lists(st.sampled_from([1, 1, 1, -9, 42]), max_size=2).map(tuple), st.just("x"), NODES, NODES, NODES, SECONDS
-)
+    Ended, st.lists(st.sampled_from([1, 1, 1, -9, 42]), max_size=2).map(tuple), st.just("x"), NODES, NODES, NODES, SECONDS,
+    preempted=NODES,
+)  # fmt: skip
+COUNTERS = ("failures", "losses", "departures", "joins", "preemptions")
 FAILURES = st.builds(Ended, st.just((1,)), ran_s=SECONDS)
 
 
@@ -331,7 +462,7 @@ def test_budgets_hold_in_every_story(policy: RestartPolicy, ends: list[Ended]) -
         assert answer.why
         if isinstance(answer, GiveUp):
             continue  # and whoever asks again all the same gets no more
-        spent = [after - before for before, after in zip(list(purse)[:4], list(answer.purse)[:4], strict=True)]
+        spent = [getattr(answer.purse, counter) - getattr(purse, counter) for counter in COUNTERS]
         assert sum(spent) == (answer.kind != "none")
         assert min(spent) == 0
         assert 0 <= answer.delay_s <= (policy.max_backoff_s if answer.kind == "failure" else 0)
@@ -339,9 +470,12 @@ def test_budgets_hold_in_every_story(policy: RestartPolicy, ends: list[Ended]) -
             paid.append(now)
             recent = [at for at in paid if not policy.window_s or at >= now - policy.window_s]
             assert len(recent) <= policy.max_restarts
-            assert ended.lost == ended.departed == ()
+            assert ended.lost == ended.departed == ended.preempted == ()
         purse, changes = answer.purse, sum(list(answer.purse)[1:4])
         assert policy.max_membership_changes is None or changes <= policy.max_membership_changes
+        for _, counter, limit in CAUSES:
+            most = getattr(policy, limit)
+            assert counter in ("failures", "hangs") or most is None or getattr(purse, counter) <= most
         assert len(purse.recent_ages_s) <= min(policy.max_restarts, AGES_MAX)
     assert purse.failures == len(paid)
 

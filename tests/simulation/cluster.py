@@ -64,6 +64,7 @@ class Cluster:
     def __init__(self, seed: int | str) -> None:
         self.world = World(seed)
         self.setup = Setup(self.world)
+        self.setup.draw_limits(seed)
         self.oracle = Oracle(self.world, self.setup)
         self.stores = 0
         self._open_store()

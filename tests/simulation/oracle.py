@@ -13,7 +13,7 @@ from rallypoint.coordination.keyspace import Keyspace
 from rallypoint.coordination.model import Event, Item, Put
 from rallypoint.protocol import job_records as job
 from rallypoint.protocol import session
-from rallypoint.protocol.restarts import Purse
+from rallypoint.protocol.restarts import CAUSES, Purse
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ class Era:
         self.present: set[str] = set()
         self.leader: Item | None = None  # as it was when what is looked at was written; the store shows several changes at once
         self.failed: set[tuple[int, str]] = set()  # where a worker has failed, and in which generation
+        self.leaving: set[tuple[int, str]] = set()  # who had told, while it was there, that it has notice to leave
         self.memories: dict[str, job.Memory] = {}
         self.knows = False  # whether a generation was formed here that goes on from one before it
         self.lost_at = NEVER
@@ -104,6 +105,8 @@ class Oracle:
                 number, _, node_id = key[8:].partition("/")
                 self.era.dones.setdefault((int(number), node_id), event.revision)
                 self.notice("done")
+            elif key.startswith("up/drain/"):
+                self._drains(key, job.decode(job.NodeDrain, item.value))
             elif key.startswith(job.MEMORIES):
                 self._remembered(key, job.decode(job.Memory, item.value))
             elif key.startswith("up/left/"):
@@ -188,10 +191,10 @@ class Oracle:
             old = old.most(newest.purse)
             if not self.era.number and new.losses != old.losses + 1:
                 raise Violation(f"the host was lost, and that was not counted once: {old}, then {new}")
-        counts = ("failures", "losses", "departures", "joins")
+        counts = ("failures", "losses", "departures", "joins", "preemptions")
         if any(getattr(new, name) < getattr(old, name) for name in counts):
             raise Violation(f"what was spent became less: {old}, then {new}")
-        explained = ("failures", "losses", "departures")
+        explained = ("failures", "losses", "departures", "preemptions")
         is_paid = any(getattr(new, name) > getattr(old, name) for name in explained)
         if self.era.number and self.era.signals[self.era.number].kind == "failure" and not is_paid:
             raise Violation(f"a failure ended generation {self.era.number}, and nobody paid for it: {old}, then {new}")
@@ -202,7 +205,34 @@ class Oracle:
         paid = len(new.recent_ages_s) if restarts.window_s else new.failures
         if paid > restarts.max_restarts:
             raise Violation(f"{paid} failures were paid, of {restarts.max_restarts} restarts")
+        self._check_limits(new)
+        self._check_preemptions(old, new)
         self.world.tally["restarts"] += new.failures - old.failures
+
+    def _check_limits(self, new: Purse) -> None:
+        restarts, most = self.setup.restarts, self.setup.restarts.max_membership_changes
+        if most is not None and new.losses + new.departures + new.joins > most:
+            raise Violation(f"{new}, where {most} membership changes are allowed")
+        for _, counter, limit in CAUSES:
+            own = getattr(restarts, limit)
+            if counter not in ("failures", "hangs") and own is not None and getattr(new, counter) > own:
+                raise Violation(f"{new}, where {limit} is {own}")
+
+    def _check_preemptions(self, old: Purse, new: Purse) -> None:
+        """Who had notice is charged to no other budget, and nobody else to that one."""
+        era, number = self.era, self.era.number
+        gone = [one for one in era.seats.get(number, ()) if one not in era.present and (number, one) not in era.dones]
+        charged = new.losses + new.departures > old.losses + old.departures
+        if number and gone and all((number, one) in era.leaving for one in gone) and charged:
+            raise Violation(f"only {gone}, who had notice, are gone, but it was charged otherwise: {old}, then {new}")
+        if new.preemptions > old.preemptions and number not in {told_in for told_in, _ in era.leaving}:
+            raise Violation(f"nobody had notice in generation {number}, and a preemption was paid: {old}, then {new}")
+        self.world.tally["preemptions"] += new.preemptions - old.preemptions
+
+    def _drains(self, key: str, told: job.NodeDrain) -> None:
+        _, _, number, node_id = key.split("/")
+        if told.is_leaving and node_id in self.era.present:
+            self.era.leaving.add((int(number), node_id))
 
     def _check_ranks_are_kept(self, seats: dict[str, job.Seat]) -> None:
         before = self.era.seats.get(self.era.number, {})
@@ -233,7 +263,7 @@ class Oracle:
 
     @staticmethod
     def _counts(purse: Purse) -> tuple[int, ...]:
-        return purse.failures, purse.losses, purse.departures, purse.joins
+        return purse.failures, purse.losses, purse.departures, purse.joins, purse.preemptions
 
     def _check_keyspace(self, keyspace: Keyspace) -> None:
         keyspace.check()
@@ -259,6 +289,8 @@ class Oracle:
         self.world.tally[f"jobs {closed.kind}"] += 1
         if closed.kind == "failed" and " joined; " in closed.why and self.era.signals[self.era.number].kind == "join":
             raise Violation(f"a joiner ended the job: {closed.why}")
+        if closed.kind == "failed" and " left after notice; " in closed.why and "max_preemptions" not in closed.why:
+            raise Violation(f"a preemption ended the job: {closed.why}")
         if closed.kind == "finished":
             era = self.era
             idle = [node_id for node_id in era.seats[era.number] if (era.number, node_id) not in era.succeeded]

@@ -179,8 +179,18 @@ def decision_not_repeated_when_it_was_lost() -> Patches:
 
 
 @bug
+def preemption_is_charged_as_a_departure() -> Patches:
+    def ended(self, *arguments):
+        found = real(self, *arguments)
+        return found.replace(departed=(*found.departed, *found.preempted), preempted=())
+
+    real = Roster.ended
+    return [(Roster, "ended", ended)]
+
+
+@bug
 def joiner_without_a_budget() -> Patches:
-    return [(Leader, "_why_nobody_may_join", lambda self, board: "")]
+    return [(Leader, "_why_nobody_may_join", lambda self, board, now: "")]
 
 
 # What a member does.

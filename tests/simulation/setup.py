@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from random import Random
+
 from tests.simulation.world import Clock, World
 
 from rallypoint.protocol.generation import Policy
@@ -11,6 +13,7 @@ from rallypoint.protocol.restarts import RestartPolicy
 
 __all__ = ["Setup"]
 
+LIMITS_SOURCE = 17
 TTL_S = 3.0
 REPLICATED_FENCE_S = 30.0
 
@@ -79,6 +82,13 @@ class Setup:
             window_s=world.choice((0.0, 0.0, 20.0)),
             max_membership_changes=world.choice((None, None, None, 3, 8)),
         )
+
+    def draw_limits(self, seed: int | str) -> None:
+        """In one of ten runs, those on single kinds of changes; by a chance of their own, which changes no other run."""
+        chance = Random(f"{LIMITS_SOURCE} limits {seed}")
+        if chance.random() < 0.1:
+            names = ("max_node_losses", "max_departures", "max_preemptions", "max_joins")
+            self.restarts = self.restarts.replace(**{name: chance.choice((None, None, 0, 2, 5)) for name in names})
 
     @staticmethod
     def mismatch(ours: dict[str, object], theirs: dict[str, object]) -> str | None:

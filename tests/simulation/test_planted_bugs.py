@@ -29,6 +29,7 @@ FOUND_AT = {
     "memory_heard_before_the_first_generation_only": 522,
     "memory_lost_by_a_session_without_a_generation": 144,
     "never_fenced": 12,
+    "preemption_is_charged_as_a_departure": 229,
     "report_forgotten_when_ready": 18,
     "seats_of_any_attempt": 220,
     "signal_not_compared": 164,

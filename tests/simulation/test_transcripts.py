@@ -9,7 +9,7 @@ from rallypoint.coordination.model import Delete, Event, Get, Item, Put, Transac
 from rallypoint.protocol import job_records as job
 from rallypoint.protocol.generation import Policy
 from rallypoint.protocol.participant import Former
-from rallypoint.protocol.restarts import RestartPolicy
+from rallypoint.protocol.restarts import Purse, RestartPolicy
 from rallypoint.protocol.session import Regroup
 
 TWO = Policy(2, 2)
@@ -125,6 +125,41 @@ def test_nobody_joins_whom_no_budget_would_pay_for() -> None:
     assert stage.value(job.signal_key(1)) is None
     assert stage.value(job.CLOSED) is None
     assert "no membership changes are allowed" in stage.nodes["a"].leader.wait.why
+
+
+def test_who_waited_comes_in_with_a_restart_that_was_asked_for() -> None:
+    """No budget pays for it; it was asked to pay for the joiner, had nothing, and ended the job."""
+    stage = Stage(TWO_TO_FOUR, RestartPolicy(3, max_joins=0))
+    stage.join("a", "b")
+    stage.pass_time(1.0)
+    stage.join("c")
+    stage.pass_time(5.0)
+    assert "no joins are allowed (max_joins)" in stage.nodes["a"].leader.wait.why
+    stage.put(job.signal_key(1), job.encode(job.Signal("asked", "a restart was asked for by me", "me")))
+    for name in ("a", "b"):
+        stage.nodes[name].ready(stage.now, 1000)
+    stage.pass_time(2.0)
+    generation = stage.generation()
+    assert (generation.number, generation.nodes, generation.purse) == (2, 3, Purse())
+    assert generation.why == "a restart was asked for by me"
+
+
+def test_a_joiner_is_let_in_when_a_healthy_time_has_given_the_budget_back() -> None:
+    """Nobody had looked again, as nothing happened at that moment."""
+    stage = Stage(TWO_TO_FOUR, RestartPolicy(3, max_joins=1, healthy_after_s=60.0))
+    stage.join("a", "b")
+    stage.pass_time(1.0)
+    stage.join("c")
+    stage.pass_time(1.0)
+    for name in ("a", "b"):
+        stage.nodes[name].ready(stage.now, 1000)
+    stage.pass_time(1.0)
+    assert stage.generation().purse == Purse(joins=1)
+    stage.join("d")
+    stage.pass_time(50.0)
+    assert stage.value(job.signal_key(2)) is None
+    stage.pass_time(15.0)
+    assert job.decode(job.Signal, stage.value(job.signal_key(2)) or b"").kind == "join"
 
 
 def test_who_leaves_when_it_is_done_stops_nobody() -> None:

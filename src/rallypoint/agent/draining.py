@@ -79,6 +79,7 @@ class Draining:
                 self._tell_workers(self._drain)
         if is_new and self._drain is not None:
             self._job.give_notice(generation, self._drain.why, max(0.0, self._drain.ends_at - time.monotonic()))
+            self._job.report_drain(generation, NodeDrain(True, self._job.hosts_store()))
 
     def close(self) -> None:
         with self._lock:
@@ -106,6 +107,7 @@ class Draining:
             left_s = max(0.0, drain.ends_at - now)
         if is_new:
             self._job.give_notice(self._drain_of, why, left_s)
+            self._job.report_drain(self._drain_of, NodeDrain(True, self._job.hosts_store()))  # who budgets knows why we go
             report.warn(f"{why}: this node leaves within {left_s:g} s, when all workers have saved")
         self._news.set()
         return left_s

@@ -443,7 +443,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         return RunResult(WorkerState.SUCCEEDED, {global_rank[local]: value for local, value in ended.return_values.items()})
 
     def _furthest_step(self, result: RunResult) -> int:
-        if not (self._own_restarts.ask_for_steps or self._own_restarts.may_be_hopeless(result.failures)):
+        if not self._own_restarts.wants_step(result.failures):
             return -1
         now = time.monotonic()
         pulses = [self._monitor.pulse(worker.local_rank, now) for worker in self._worker_group.workers]
@@ -454,7 +454,8 @@ class LocalElasticAgent(SimpleElasticAgent):
         worker ourselves.
         """
         is_last = self._own_restarts.are_surely_spent(self._remaining_restarts)
-        matters = is_last or may_be_hopeless or self._own_restarts.may_be_hopeless(result.failures)
+        last_failure = self._peers.job.last_failure()
+        matters = is_last or may_be_hopeless or self._own_restarts.may_be_hopeless(result.failures, last_failure)
         if not matters or any(one.ended_on_purpose for one in result.failures.values()):
             return result
         self._monitor.stop_watching()  # who is silent now may wait for the one that failed

@@ -54,6 +54,10 @@ class NoJob:
         """None: each agent counts its own."""
         return None
 
+    def last_failure(self) -> str:
+        """How the attempts before this one failed, if they did so alike, as the purse knows it."""
+        return ""
+
     def generation(self) -> int:
         return 0
 
@@ -381,9 +385,17 @@ class OwnRestarts:
         """Whether it matters how far workers came, whatever ends them."""
         return self._policy.max_no_progress is not None or self._policy.max_same_failures is not None
 
-    def may_be_hopeless(self, failures: Mapping[int, ProcessFailure]) -> bool:
-        """Whether it matters if all fail so."""
-        return not self._policy.retry_hopeless and any(one.looks_hopeless for one in failures.values())
+    def wants_step(self, failures: Mapping[int, ProcessFailure]) -> bool:
+        """Whether it matters how far workers came that failed so."""
+        may_repeat = any(one.looks_hopeless or one.looks_doubtful for one in failures.values())
+        return self.ask_for_steps or (may_repeat and not self._policy.retry_hopeless)
+
+    def may_be_hopeless(self, failures: Mapping[int, ProcessFailure], last_failure: str = "") -> bool:
+        """Whether it matters if all fail so; the last attempts failed as the job says, or as we know."""
+        if self._policy.retry_hopeless:
+            return False
+        before = last_failure or self._purse.streak_of
+        return any(restarts.matters_if_shared(one.exitcode, one.message, one.place, before) for one in failures.values())
 
     def began(self) -> None:
         """Workers have been started."""

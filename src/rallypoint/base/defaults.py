@@ -145,6 +145,7 @@ EVENT_LOG_HANDLER = "null"
 RESTART_BACKOFF_S = 1.0
 RESTART_BACKOFF_MAX_S = 30.0
 RESTART_WINDOW_S = 0.0  # none: the budget is for the whole job
+EARLY_FAILURE_S = 300.0  # imports from a slow disk take minutes; what fails later may come from the data
 HEALTHY_AFTER_S = 0.0  # no attempt gives restarts back: max_restarts holds for the whole job, as it does for torchrun
 # Those that LaunchConfig has as fields.
 RESTART_SETTINGS = ("no_retry_exit_codes", "restart_backoff", "restart_window", "retry_hopeless", "max_no_progress")
@@ -154,6 +155,7 @@ OTHER_RESTART_SETTINGS = {
     "max_hangs": "max_hangs",
     "healthy_after": "healthy_after_s",
     "max_same_failures": "max_same_failures",
+    "early_failure": "early_s",
 }
 
 # Health.

@@ -30,7 +30,7 @@ from rallypoint.failures.tracebacks import (
     outside_traceback,
     plain_lines,
 )
-from rallypoint.protocol.restarts import WISHES, looks_hopeless
+from rallypoint.protocol.restarts import WISHES, looks_doubtful, looks_hopeless
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -176,6 +176,10 @@ class ProcessFailure(Record):
     @property
     def looks_hopeless(self) -> bool:
         return looks_hopeless(self.exitcode, self.message, self.place)
+
+    @property
+    def looks_doubtful(self) -> bool:
+        return looks_doubtful(self.exitcode, self.message)
 
     @property
     def frames(self) -> tuple[tuple[str, str], ...]:

@@ -212,7 +212,7 @@ class Generation(Value):
     why: str
     purse: Purse
     strikes: tuple[str, ...] = ()  # names of nodes whose workers have failed of late, once for each time
-    after: str = ""  # what ended the one before: failure, hang, loss, departure, join or none; empty for the first
+    after: str = ""  # what ended the one before: failure, hang, loss, departure, preemption, join or none; empty for the first
 
 
 class Memory(Value):

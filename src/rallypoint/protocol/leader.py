@@ -310,13 +310,17 @@ class Roster:
         codes = [one.exitcode for one in failures if one != cause]
         if cause is not None:
             codes.insert(0, cause.exitcode)
-        gone = [one for node_id, one in self.gone.items() if node_id not in current.done]
+        was_asked_for = current.signal is not None and current.signal.kind == "asked"
+        told = {node_id for node_id, one in self.drains().items() if one.is_leaving}
+        gone = {node_id: one for node_id, one in self.gone.items() if node_id not in current.done}
+        on_their_own = [one for node_id, one in gone.items() if node_id not in told]
         return Ended(
             failed_exit_codes=tuple(codes),
             failure=describe(verdict) if codes else _unnamed_failure(current.signal),
-            lost=tuple(one.name for one in gone if not one.is_departure),
-            departed=tuple(one.name for one in gone if one.is_departure),
-            joined=tuple(one.record.name for one in joiners),
+            lost=tuple(one.name for one in on_their_own if not one.is_departure),
+            departed=tuple(one.name for one in on_their_own if one.is_departure),
+            preempted=tuple(one.name for node_id, one in gone.items() if node_id in told),
+            joined=() if was_asked_for else tuple(one.record.name for one in joiners),  # who waited comes in with a restart
             ran_s=ran_s,
             cause=None if cause is None else _cause_of(verdict, cause),
             after_s=after_s,
@@ -549,8 +553,8 @@ class Leader:
         nodes = self._nodes(board, current)
         past = past_of(self.roster.memories, board.number, board.first_read_at, self.policy)
         decision = decide(nodes, current, self.policy, now, past)
-        if isinstance(decision, Interrupt) and decision.kind == "join" and (refusal := self._why_nobody_may_join(board)):
-            decision = Wait(refusal)
+        if isinstance(decision, Interrupt) and decision.kind == "join" and (refusal := self._why_nobody_may_join(board, now)):
+            decision = Wait(refusal, self._given_back_at(board, now))
         match decision:
             case Interrupt(kind, why):
                 return self._interrupt(board.number, job.Signal(kind, why[: job.MAX_WHY], self.name))
@@ -586,12 +590,17 @@ class Leader:
             return None
         return self._fenced((), kv.Put(job.ruling_key(board.number), job.encode(ruling)))
 
-    def _why_nobody_may_join(self, board: Board) -> str:
+    def _why_nobody_may_join(self, board: Board, now: float) -> str:
         """A joiner whom no budget would pay for is kept waiting; let in, it would end the job. So is one while workers save."""
         if board.notice() is not None:
             return "a node has notice to leave, and all workers save before it does"
-        ruling = judge(self.restarts, self._spent(board), Ended(joined=("a node",)))
+        ruling = judge(self.restarts, self._spent(board), Ended(joined=("a node",), after_s=max(0.0, now - board.generation_at)))
         return ruling.why if isinstance(ruling, NoRestartLeft) else ""
+
+    def _given_back_at(self, board: Board, now: float) -> float | None:
+        """When this generation has run for so long that what was spent before it counts no more, if it has not yet."""
+        at = board.generation_at + self.restarts.healthy_after_s
+        return at if self.restarts.healthy_after_s > 0 and at > now else None
 
     def _spent(self, board: Board) -> Purse:
         return spent(self.roster.memories, board.number, board.generation.purse if board.generation is not None else Purse())

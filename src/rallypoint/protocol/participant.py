@@ -30,7 +30,7 @@ from rallypoint.protocol.generation import Policy
 from rallypoint.protocol.inquiry import Statement, encode_statement
 from rallypoint.protocol.job_records import Board
 from rallypoint.protocol.leader import STATUS_INTERVAL_S, Leader
-from rallypoint.protocol.restarts import RestartPolicy
+from rallypoint.protocol.restarts import RestartPolicy, matters_if_shared
 from rallypoint.protocol.session import (
     AskedFor,
     Ended,
@@ -45,7 +45,7 @@ from rallypoint.protocol.session import (
     Seated,
     TimedOut,
 )
-from rallypoint.protocol.verdict import PROBABLE_VICTIM, NodeReport, bounded, encode_report
+from rallypoint.protocol.verdict import PROBABLE_VICTIM, NodeReport, WorkerFailure, bounded, encode_report
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -269,7 +269,7 @@ class Participant:
             return self._create(job.CLOSED, job.encode(self._closing))
         if self._report is not None:
             generation, report = self._report
-            looks_hopeless = any(one.looks_hopeless for one in report.failures if not one.stopped)
+            looks_hopeless = any(self._matters_if_shared(one) for one in report.failures if not one.stopped)
             signal = job.Signal("failure", _summary(report), self.record.name, looks_hopeless)
             failure = kv.Put(job.failure_key(generation, self.id), encode_report(report))
             return self._create(job.signal_key(generation), job.encode(signal), failure)
@@ -297,6 +297,10 @@ class Participant:
 
         generation, told = self._pace
         return kv.Transaction((), (kv.Put(job.node_pace_key(generation, self.id), encode_node(told)),))
+
+    def _matters_if_shared(self, failure: WorkerFailure) -> bool:
+        known = self.board.generation
+        return matters_if_shared(failure.exitcode, failure.message, failure.place, known.purse.streak_of if known else "")
 
     def _next_of_drain(self, generation: int) -> kv.Transaction | None:
         """That somebody has to leave, and what our workers tell since then."""

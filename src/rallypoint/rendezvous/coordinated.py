@@ -97,6 +97,10 @@ class CoordinatedHandler(WakingHandler):
     def restart_count(self) -> int:
         """How many failures the job as a whole has paid for."""
 
+    def last_failure(self) -> str:
+        """How the attempts before this one failed, if they did so alike (`protocol.restarts.Purse.streak_of`); else empty."""
+        return ""
+
     @abstractmethod
     def observe(self) -> agent_machine.Regroup | agent_machine.Fenced | agent_machine.JobEnded | None:
         """What has become of the generation in which we run, as far as it is not our own doing; None: it runs."""

@@ -169,6 +169,10 @@ class DynamicRendezvous(CoordinatedHandler):
         seated = session.seat_of(self._state)
         return seated.generation.purse.failures if seated else 0
 
+    def last_failure(self) -> str:
+        seated = session.seat_of(self._state)
+        return seated.generation.purse.streak_of if seated else ""
+
     def observe(self) -> agent_machine.Regroup | agent_machine.Fenced | agent_machine.JobEnded | None:
         driver = self._start()
         while not self._untold and (word := driver.take()) is not None:

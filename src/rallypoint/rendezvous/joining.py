@@ -154,10 +154,15 @@ def make_joining(
         max_backoff_s=settings.restart_backoff_max_s,
         window_s=settings.restart_window_s,
         max_membership_changes=settings.max_membership_changes,
+        max_node_losses=settings.max_node_losses,
+        max_departures=settings.max_departures,
+        max_preemptions=settings.max_preemptions,
+        max_joins=settings.max_joins,
         max_hangs=settings.max_hangs,
         healthy_after_s=settings.healthy_after_s,
         max_no_progress=settings.max_no_progress,
         max_same_failures=settings.max_same_failures,
+        early_s=settings.early_failure_s,
         retry_hopeless=settings.retry_hopeless,
     )
     interval_s = WATCHED_STATUS_INTERVAL_S if introduction.is_watched else STATUS_INTERVAL_S

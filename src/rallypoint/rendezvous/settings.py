@@ -294,14 +294,27 @@ class Settings(Value):
         "End the job after this many attempts in a row that came no further than one before, by rallypoint.worker.progress; none:"
         " no limit.", has_flag=True, shared=True)
     max_same_failures: int | None = setting("limit", None,
-        "End the job once the same rank has failed this many times in a row at the same place, each time within 300 s and before"
-        " its first step; none: no limit.", shared=True)
+        "End the job once the same rank has failed this many times in a row at the same place, each time within early_failure and"
+        " before its first step; none: no limit.", shared=True)
+    early_failure_s: float = setting("seconds_or_0", defaults.EARLY_FAILURE_S,
+        "Failures this soon after the start of an attempt are compared with each other, to find those that no restart can help;"
+        " 0: none are.", shared=True)
     max_hangs: int | None = setting("limit", None,
         "How many restarts hangs may cost; none: hangs count against --max-restarts.", shared=True)
     healthy_after_s: float = setting("seconds_or_0", defaults.HEALTHY_AFTER_S,
-        "An attempt that ran this long gives back all restarts spent before it; 0: none does.", shared=True)
+        "An attempt that ran this long gives back all that was spent before it, for nodes that came and went too; 0: none does.",
+        shared=True)
+    max_node_losses: int | None = setting("limit", None,
+        "How many times nodes may be lost before the job ends; none: no limit.", shared=True)
+    max_departures: int | None = setting("limit", None,
+        "How many times nodes may leave, or be left out at a worker's wish, before the job ends; none: no limit.", shared=True)
+    max_preemptions: int | None = setting("limit", None,
+        "How many times nodes may leave after a notice before the job ends; none: no limit.", shared=True)
+    max_joins: int | None = setting("limit", None,
+        "How many times nodes may join a job that runs; later ones wait as spares; none: no limit.", shared=True)
     max_membership_changes: int | None = setting("limit", None,
-        "How many times nodes may come and go before the job ends; none: no limit.", shared=True)
+        "How many times nodes may be lost, leave or join, together, before the job ends; notices do not count; none: no limit.",
+        shared=True)
     worker_store: str | None = setting("worker_store", None,
         "Who serves the workers' store at the master address: agent (of group rank 0), or rank0 (its first worker). Default:"
         f" agent, unless {defaults.ENV_DISABLE_SHARED_STORE} is 1.", has_flag=True)
