@@ -16,11 +16,12 @@
     │   └── JobFailedError                    the job failed through workers of other nodes
     ├── SignalException                       a signal asked the launcher to stop
     │   ├── InterruptException (also a KeyboardInterrupt)  it was Ctrl-C
-    │   └── PreemptedError                    this node had notice to leave, and left when all workers had saved
+    │   ├── PreemptedError                    this node had notice to leave, and left when all workers had saved, or had to
+    │   └── StoppedError                      somebody stopped the job with `rallypoint stop`
     └── RendezvousError
         ├── RendezvousClosedError             the job has ended; nobody may join any more
-        │   ├── JobStoppedError               somebody stopped it with a signal, on the host that it cannot do without
-        │   └── JobPreemptedError             nodes had notice to leave, and too few would be left; all workers had saved
+        │   ├── JobStoppedError               somebody stopped it, or sent a signal to the host that it cannot do without
+        │   └── JobPreemptedError             nodes had notice to leave, and too few would be left
         ├── RendezvousTimeoutError            too few nodes came in time
         ├── RendezvousConnectionError         the coordination store cannot be reached
         ├── RendezvousStateError              the coordination store holds something impossible
@@ -59,6 +60,7 @@ __all__ = [
     "RendezvousStateError",
     "RendezvousTimeoutError",
     "SignalException",
+    "StoppedError",
     "UnfitHostError",
     "UnkillableWorkersError",
     "UsageError",
@@ -87,6 +89,8 @@ class ExitCode:
     HOPELESS = 65  # a worker failed in a way that no restart can help; running the job again will not help
     INTERNAL = 70  # a bug of ours
     PREEMPTED = 75  # this node, or the job, had notice to leave, and all workers have saved: start it again
+    UNSAVED = 76  # the same, but there was no time for all to save: started again, it goes on from an older checkpoint
+    STOPPED = 79  # somebody stopped the job, on all nodes: do not start it again
 
 
 SIGNAL_BASE = 128  # what shells add to the number of the signal that ended a process
@@ -218,7 +222,15 @@ class InterruptException(SignalException, KeyboardInterrupt):
 
 
 class PreemptedError(SignalException):
-    """This node had notice to leave, and all workers have saved; to its workers and to the others it is as SIGTERM."""
+    """This node had notice to leave, and all workers have saved, or there is no time left; to its workers it is as SIGTERM."""
+
+    def __init__(self, msg: str, all_saved: bool = True) -> None:
+        super().__init__(msg, signal.SIGTERM)
+        self.all_saved = all_saved
+
+
+class StoppedError(SignalException):
+    """Somebody stopped the job with ``rallypoint stop``; to its workers it is as SIGTERM."""
 
     def __init__(self, msg: str) -> None:
         super().__init__(msg, signal.SIGTERM)
@@ -240,18 +252,28 @@ class RendezvousClosedError(RendezvousError):
 
 
 class JobStoppedError(RendezvousClosedError):
-    """The job was stopped on purpose: a signal came on another node, without whose store it cannot go on."""
+    """The job was stopped on purpose: with ``rallypoint stop``, or by a signal on a node without whose store it cannot go on."""
 
-    def __init__(self, msg: str, sigval: int) -> None:
-        super().__init__(msg, sigval)
+    def __init__(self, msg: str, sigval: int, for_all: bool = False) -> None:
+        super().__init__(msg, sigval, for_all)
         self.sigval = sigval
+        self.for_all = for_all  # somebody meant the job, and not a node
 
     def __str__(self) -> str:
         return str(self.args[0])
 
 
 class JobPreemptedError(RendezvousClosedError):
-    """Nodes had notice to leave, and the job cannot go on without them. All workers have saved, and it can be started anew."""
+    """Nodes had notice to leave, and the job cannot go on without them. It can be started anew, from where all workers have saved
+    if they were given the time.
+    """
+
+    def __init__(self, msg: str, all_saved: bool = True) -> None:
+        super().__init__(msg, all_saved)
+        self.all_saved = all_saved
+
+    def __str__(self) -> str:
+        return str(self.args[0])
 
 
 class RendezvousTimeoutError(RendezvousError):
@@ -278,7 +300,6 @@ _HOSTS_FAULTS = frozenset({
 _NO_THREAD = "can't start new thread"  # the interpreter has no class for it
 _CODES: tuple[tuple[type[BaseException], int], ...] = (
     (UsageError, ExitCode.USAGE),
-    (JobPreemptedError, ExitCode.PREEMPTED),
     (RendezvousError, ExitCode.RENDEZVOUS_FAILED),
     (UnkillableWorkersError, ExitCode.HOST_UNUSABLE),
     (UnfitHostError, ExitCode.HOST_UNUSABLE),
@@ -288,11 +309,18 @@ _CODES: tuple[tuple[type[BaseException], int], ...] = (
 
 
 def exit_code(error: BaseException) -> int:
-    """What a scheduler is told about it, where it is neither a signal nor the failure of a worker of ours."""
+    """What a scheduler is told about it, where it is not the failure of a worker of ours."""
     if isinstance(error, JobFailedError) and error.is_hopeless:
         return ExitCode.HOPELESS
-    if isinstance(error, JobStoppedError):
-        return SIGNAL_BASE + error.sigval
+    match error:
+        case StoppedError():
+            return ExitCode.STOPPED
+        case PreemptedError() | JobPreemptedError():
+            return ExitCode.PREEMPTED if error.all_saved else ExitCode.UNSAVED
+        case SignalException():
+            return SIGNAL_BASE + int(error.sigval)
+        case JobStoppedError():
+            return ExitCode.STOPPED if error.for_all else SIGNAL_BASE + error.sigval
     for kind, code in _CODES:
         if isinstance(error, kind):
             return code

@@ -43,6 +43,9 @@ def test_a_manifest_for_kubernetes(capsys: pytest.CaptureFixture[str], gpus: int
     args = command_line.parse(agent["command"][1:], environ)
     assert (args.nnodes, args.nproc_per_node, args.training_script) == ("4", str(gpus or 1), "train.py")
     assert args.training_script_args == ["--text", "a: 'b'"]
+    rules = job["spec"]["podFailurePolicy"]["rules"]
+    by_code = {code: rule["action"] for rule in rules for code in rule.get("onExitCodes", {"values": ()})["values"]}
+    assert by_code == {2: "FailJob", 65: "FailJob", 79: "FailJob", 75: "Ignore", 76: "Ignore"}
     assert agent.get("resources", {}).get("limits", {}) == ({"nvidia.com/gpu": "8"} if gpus else {})
 
 

@@ -85,4 +85,4 @@ def test_a_real_job_on_a_real_terminal(job: Any, alive: Callable[[int], bool], w
         colours = {part.split(b"m")[0] for part in screen.bytes.split(b"\x1b[")[1:] if b"38;2;" in part.split(b"m")[0]}
         greys = [colour.split(b"38;2;")[1].split(b";")[:3] for colour in colours]
         assert all(len(set(grey)) == 1 for grey in greys)
-    assert job.wait() == 143
+    assert job.wait() == 79

@@ -84,6 +84,7 @@ JSON = st.recursive(
 COUNTS = st.integers(0, 10**9)
 NAMES = st.text("abc-09", max_size=20)
 PURSES = st.builds(Purse, NUMBERS, NUMBERS, NUMBERS, NUMBERS, AGES)
+CLOSED_KINDS = ["finished", "failed", "closed", "host_left", "preempted", "unsaved", "stopped"]
 ANY_RECORD = st.one_of(
     st.builds(job.NodeRecord, TEXTS, TEXTS, NUMBERS, TEXTS, NUMBERS, NUMBERS, NUMBERS, st.booleans()),
     st.builds(job.Seat, NUMBERS, NUMBERS, TEXTS, *[NUMBERS] * 6),
@@ -92,7 +93,8 @@ ANY_RECORD = st.one_of(
     st.builds(job.Notice, TEXTS, TEXTS, st.floats(0, 1e6)),
     st.builds(job.NodeDrain, st.booleans(), st.booleans(), NUMBERS, st.booleans()),
     st.builds(job.Ruling, NUMBERS, st.booleans()),
-    st.builds(job.Closed, st.sampled_from(["finished", "failed", "closed", "host_left", "preempted"]), TEXTS, TEXTS,
+    st.builds(job.Stop, TEXTS),
+    st.builds(job.Closed, st.sampled_from(CLOSED_KINDS), TEXTS, TEXTS,
               st.none() | st.builds(Verdict, stopped=COUNTS, lost=st.lists(NAMES, max_size=3).map(tuple), world_size=COUNTS)),
 )  # fmt: skip
 

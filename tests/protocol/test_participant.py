@@ -850,6 +850,34 @@ class TestAsking:
         stage.settle()
         assert stage.news("a") == []
 
+    def test_a_job_that_was_stopped_is_stopped_for_whoever_comes_or_looks_later(self) -> None:
+        """So that no node which was away, or was started anew, goes on alone."""
+        stage = formed("a", "b")
+        stage.put(job.STOP, job.encode(job.Stop("me")))
+        stop = [session.AskedFor("a", 0, job.Asked("stop", "", "me"))]
+        assert stage.news("a") == stop
+        stage.nodes["a"].look_again()
+        stage.settle()
+        assert stage.news("a") == []
+        stage.nodes["a"].ask_again()
+        assert stage.news("a") == stop
+        stage.join("c")
+        stage.settle()
+        assert stage.kinds("c") == ["AskedFor"]
+
+    @pytest.mark.parametrize(("kind", "ends_as"), [("failed", "stopped"), ("host_left", "stopped"), ("finished", "finished")])
+    def test_whatever_else_becomes_of_it_came_of_that(self, kind: job.ClosedKind, ends_as: str) -> None:
+        """Workers fail because those of other nodes are stopped; but who has finished has finished."""
+        stage = formed("a", "b")
+        stage.put(job.STOP, job.encode(job.Stop("me")))
+        stage.nodes["a"].close(kind, "somehow", 15)
+        stage.settle()
+        for name in ("a", "b"):
+            *_, ended = stage.news(name)
+            assert isinstance(ended, session.Ended)
+            assert ended.closed.kind == ends_as
+            assert ended.closed.why == ("me stopped the job" if ends_as == "stopped" else "somehow")
+
     def test_what_is_meant_for_one_is_heard_by_that_one(self) -> None:
         stage = formed("a", "b")
         self.ask(stage, "b", "leave")

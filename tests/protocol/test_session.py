@@ -199,6 +199,14 @@ def test_who_asks_for_a_seat_waits_or_is_told_why_not(name: str) -> None:
             "Member", Depart("SIGTERM", HOST), Member(SEATED, True),
             (SayClosed("host_left", "SIGTERM; a hosts the coordination store, so the job ends for all"),),
         ),
+        (
+            "Member", Depart("no time", HOST, ends_as="unsaved"), Member(SEATED, True),
+            (SayClosed("unsaved", "no time; a hosts the coordination store, so the job ends for all"),),
+        ),
+        ("Member", Depart("no time", MEMBER, ends_as="unsaved"), Member(SEATED, True), (SayDeparting("no time"),)),
+        ("Member", Depart("me stopped", MEMBER, ends_as="stopped"), Member(SEATED, True), (SayClosed("stopped", "me stopped"),)),
+        ("Waiting", Depart("me stopped", HOST, ends_as="stopped"), Waiting(), (SayClosed("stopped", "me stopped"),)),
+        ("JobOver", Depart("me stopped", HOST, ends_as="stopped"), JobOver(CLOSED, SEATED), ()),
     ],
 )  # fmt: skip
 def test_what_the_agent_reports(name: str, seen: Observation, state: State, actions: tuple[Action, ...]) -> None:
@@ -245,8 +253,9 @@ def test_what_is_wrong_is_said_in_a_line_that_fits() -> None:
 
 @pytest.mark.parametrize(
     ("kind", "expected"),
-    [("finished", "succeeded"), ("failed", "failed"), ("host_left", "failed"), ("preempted", "failed"), ("closed", "closed")],
-)
+    [("finished", "succeeded"), ("failed", "failed"), ("host_left", "failed"), ("preempted", "failed"), ("closed", "closed"),
+     ("unsaved", "failed"), ("stopped", "failed")],
+)  # fmt: skip
 def test_how_the_end_of_the_job_ends_a_run(kind: job.ClosedKind, expected: str) -> None:
     assert how(job.Closed(kind, "", "b")) == expected
 

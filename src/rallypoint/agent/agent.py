@@ -22,13 +22,14 @@ from rallypoint.agent.workers import RunResult, Worker, WorkerGroup, WorkerSpec,
 from rallypoint.base import defaults, outbox, report
 from rallypoint.base.json_text import to_json
 from rallypoint.base.signals import inbox
-from rallypoint.base.text import node_label
+from rallypoint.base.text import node_label, stopped_text
 from rallypoint.errors import (
     JobFailedError,
     LicenceOverError,
     PreemptedError,
     RendezvousGracefulExitError,
     SignalException,
+    StoppedError,
     UnkillableWorkersError,
 )
 from rallypoint.events import Event, EventSource
@@ -49,6 +50,15 @@ __all__ = ["DEFAULT_ROLE", "ElasticAgent", "SimpleElasticAgent"]
 DEFAULT_ROLE = "default"
 _TERMINAL_STATE_SYNC_ID = "torchelastic/agent/terminal_state"
 _ROLE_INFO_PREFIX = "torchelastic/role_info"
+
+
+def _seen(error: SignalException) -> agent_machine.Signalled:
+    match error:
+        case StoppedError():
+            return agent_machine.Signalled(error.sigval.name, str(error))
+        case PreemptedError():
+            return agent_machine.Signalled("a notice to leave")
+    return agent_machine.Signalled(error.sigval.name)
 
 
 def _backing_off(number: int, most: int, until: float) -> Wait:
@@ -130,10 +140,11 @@ class SimpleElasticAgent(ElasticAgent):
             except RendezvousGracefulExitError as left_out:
                 report.info(f"this node is not needed and ends: {left_out}")
                 return RunResult(WorkerState.SUCCEEDED)
-            except SignalException as received:
+            except SignalException as error:
+                received = self._as_meant(error)
                 death_sig = received.sigval
                 self._depart(received)
-                raise
+                raise received from error.__cause__
             finally:
                 self._shutdown(death_sig, timeout=self._shutdown_timeout)
                 self._peers.close_worker_store()
@@ -143,9 +154,23 @@ class SimpleElasticAgent(ElasticAgent):
         """Those that end a run, by their names, and those that mean something else to this agent."""
         return self._signals_to_handle
 
+    def _as_meant(self, received: SignalException) -> SignalException:
+        """A signal, or that it only stands for somebody's word."""
+        by = self._stopped_by()
+        return StoppedError(stopped_text(by)) if by and not isinstance(received, StoppedError) else received
+
+    def _stopped_by(self) -> str:
+        """Who has stopped the whole job, if anybody has."""
+        return ""
+
     def _depart(self, received: SignalException) -> None:
+        if isinstance(received, StoppedError):
+            self._peers.job.depart(str(received), ends_as="stopped")
+            report.warn(f"{received}: {self._what_a_signal_does()}")
+            return
         if isinstance(received, PreemptedError):
-            self._peers.job.depart(f"node {self._label()} left after its notice: {received}")
+            why = f"node {self._label()} left after its notice: {received}"
+            self._peers.job.depart(why, ends_as="preempted" if received.all_saved else "unsaved")
             report.warn(f"this node leaves: {received}")
             return
         name = received.sigval.name
@@ -188,9 +213,9 @@ class SimpleElasticAgent(ElasticAgent):
         """Perform an action; what ends the agent is an observation like any other."""
         try:
             return self._perform(action)
-        except SignalException as error:
-            self._ended_by = error
-            return agent_machine.Signalled("a notice to leave" if isinstance(error, PreemptedError) else error.sigval.name)
+        except SignalException as received:
+            error = self._ended_by = self._as_meant(received)
+            return _seen(error)
         except UnkillableWorkersError as error:
             self._ended_by = error
             return agent_machine.CouldNotStop(str(error))

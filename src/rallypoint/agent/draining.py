@@ -117,6 +117,8 @@ class Draining:
         now = time.monotonic()
         with self._lock:
             before = self._drain if self._drain_of == news.generation else None
+            if before is None and self.is_leaving:  # `begin` takes our own notice along into that generation
+                return
             if isinstance(news, Noticed):
                 drain = draining.hear_elsewhere(before, news.notice, now)
             elif before is not None:
@@ -133,7 +135,7 @@ class Draining:
     def _tell_workers(self, drain: Drain) -> None:
         """Whatever they do. The pages are mapped when there is something to write in them for the first time."""
         if self._board is None and (fd := self._page_fd()) >= 0:
-            self._board = DrainBoard(fd, self._size)
+            self._board = self._open_board(fd)
         if self._board is None:
             return
         if drain.ruling.step != NO_STEP:
@@ -144,6 +146,13 @@ class Draining:
         self._held_at = time.monotonic()
         if self._bell is not None:
             os.write(self._bell[1], b"!")
+
+    def _open_board(self, fd: int) -> DrainBoard | None:
+        try:
+            return DrainBoard(fd, self._size)
+        except OSError as error:  # no memory is left; the notice counts all the same
+            report.warn(f"the workers cannot be told that a node leaves, and save only if they know otherwise: {error}")
+            return None
 
     # --- for the agent's thread --------------------------------------------------------------------------------------------
 
@@ -167,18 +176,22 @@ class Draining:
         now = time.monotonic()
         with self._lock:
             drain, board = self._drain, self._board
-            if drain is None or board is None or self._drain_of != self._generation:
+            if drain is None or self._drain_of != self._generation:
                 return draining.Stay()
             self._pass_signal_on(context)
-            self._ended = hold_on(context).succeeded
-            if draining.may_report(self._held_at, now):
-                told = draining.summarize(self._answers(board), drain.is_leaving, self._job.hosts_store())
-                if not acts_as_one:
-                    drain = self._drain = self._rule_alone(drain, told, board)
-                elif told != self._reported:
-                    self._reported = told
-                    self._job.report_drain(self._generation, told)
-        return draining.decide(drain, now)
+            if board is not None and draining.may_report(self._held_at, now):
+                drain = self._drain = self._hear_workers(drain, board, context, acts_as_one)
+        return draining.decide(drain, now)  # the time runs out also where workers cannot be heard
+
+    def _hear_workers(self, drain: Drain, board: DrainBoard, context: PContext | None, acts_as_one: bool) -> Drain:
+        self._ended = hold_on(context).succeeded
+        told = draining.summarize(self._answers(board), drain.is_leaving, self._job.hosts_store())
+        if not acts_as_one:
+            return self._rule_alone(drain, told, board)
+        if told != self._reported:
+            self._reported = told
+            self._job.report_drain(self._generation, told)
+        return drain
 
     def have_ended_to_save(self) -> bool:
         """All workers have ended well; whether that was because they were told to save, and not because their work was done."""

@@ -20,6 +20,8 @@ from rallypoint.agent.workers import RunResult, WorkerGroup, WorkerSpec, _get_en
 from rallypoint.base import defaults, environment, outbox, report
 from rallypoint.errors import (
     JobFailedError,
+    JobPreemptedError,
+    JobStoppedError,
     RendezvousError,
     SignalException,
     UnkillableWorkersError,
@@ -276,6 +278,8 @@ def _raise_failures(name: str, result: RunResult, peers: PlainPeers, agent: Loca
     verdict = peers.job.end_error()
     for line in verdict.lines if isinstance(verdict, JobFailedError) else ():
         report.warn(line)
+    if isinstance(verdict, JobStoppedError | JobPreemptedError):
+        raise verdict  # workers that fail when those of other nodes are stopped are no news
     if peers.act_as_one and not result.failures:
         raise verdict or JobFailedError("the lines before this one say why", [], None)
     if verdict is not None:

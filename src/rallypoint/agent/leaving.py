@@ -14,11 +14,11 @@ from rallypoint.agent.capabilities import hold_on
 from rallypoint.agent.peers import PlainPeers
 from rallypoint.agent.worker_monitor import WorkerMonitor
 from rallypoint.agent.workers import WorkerSpec
-from rallypoint.base import defaults, report
+from rallypoint.base import defaults
 from rallypoint.base.records import Value
 from rallypoint.base.signals import inbox
 from rallypoint.base.text import signal_names
-from rallypoint.errors import PreemptedError, signal_exception
+from rallypoint.errors import PreemptedError
 from rallypoint.processes import warden_client
 from rallypoint.processes.context import PContext
 from rallypoint.protocol import agent_machine
@@ -164,12 +164,11 @@ class Leaving:
 
         match self._drain.look(self._read_context(), self._peers.act_as_one):
             case draining.Go(why):
-                inbox.received += 1  # the next signal is the second
+                inbox.count_stop()
                 raise PreemptedError(why)
             case draining.GoAtOnce(why):
-                report.warn(f"the workers are stopped now: {why}")
-                inbox.received += 1
-                raise signal_exception(why, signal.SIGTERM)
+                inbox.count_stop()
+                raise PreemptedError(why, all_saved=False)
 
     def see(self, seen: agent_machine.Observation) -> agent_machine.Observation:
         """What an observation of the workers and the job means while a node has to leave."""
@@ -179,8 +178,8 @@ class Leaving:
             return agent_machine.PeersWaiting(0)  # their work is not done: they were told to save, and have
         if self._drain.is_leaving and isinstance(seen, agent_machine.Regroup | agent_machine.Failed | agent_machine.Fenced):
             self.look()  # all may have saved by now
-            inbox.received += 1
-            raise signal_exception("it has notice to leave, and does not wait for the next generation", signal.SIGTERM)
+            inbox.count_stop()
+            raise PreemptedError("the generation has ended before all workers had saved", all_saved=False)
         return seen
 
 

@@ -20,7 +20,7 @@ from rallypoint.agent.worker_monitor import WorkerMonitor
 from rallypoint.agent.workers import RunResult, WorkerGroup, WorkerSpec, WorkerState
 from rallypoint.base import defaults, environment, limits, outbox, report
 from rallypoint.base.signals import inbox
-from rallypoint.errors import JobStoppedError, SignalException, UsageError
+from rallypoint.errors import JobPreemptedError, JobStoppedError, SignalException, UsageError
 from rallypoint.events import EventSource
 from rallypoint.metrics import prof
 from rallypoint.output.log_specs import LogsSpecs, Std
@@ -192,7 +192,7 @@ class LocalElasticAgent(SimpleElasticAgent):
     def _put_end_on_record(self, why: str, how: agent_records.Outcome) -> None:
         job = self._peers.job
         end = job.end_error()
-        outcome = "stopped" if isinstance(end, JobStoppedError) else how
+        outcome = "stopped" if isinstance(end, JobStoppedError | JobPreemptedError) else how
         self._run_record.ended(outcome, why, job.last_word(self._worker_group.group_rank), job.verdict())
 
     def _reserve_files(self) -> None:
@@ -534,6 +534,9 @@ class LocalElasticAgent(SimpleElasticAgent):
     def _wish(self) -> agent_machine.Regroup | None:
         why = self._desk.take_request() if self._desk is not None else None
         return None if why is None else agent_machine.Regroup(why)
+
+    def _stopped_by(self) -> str:
+        return self._desk.stopped_by if self._desk is not None else ""
 
     def _licence_over(self) -> str:
         if not hold_on(self._pcontext).licence_expired:

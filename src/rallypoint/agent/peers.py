@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from rallypoint.output.waits import Wait
     from rallypoint.preflight.attendant import Attendant
     from rallypoint.protocol.inquiry import Statement
-    from rallypoint.protocol.job_records import NodeDrain
+    from rallypoint.protocol.job_records import ClosedKind, NodeDrain
     from rallypoint.protocol.pace import Pace
     from rallypoint.protocol.session import AskedFor, LastWord, Noticed, Ruled
     from rallypoint.protocol.verdict import NodeReport, Verdict
@@ -133,7 +133,7 @@ class NoJob:
     def was_fenced(self, why: str) -> None:
         return
 
-    def depart(self, why: str, signal: int = 0) -> None:
+    def depart(self, why: str, signal: int = 0, ends_as: ClosedKind = "host_left") -> None:
         return
 
     def leave(self, failure: str) -> None:

@@ -199,6 +199,10 @@ class SignalInbox:
         """Readable when a signal has come; None where none can come."""
         return self._pipe[0] if self._pipe and _is_main_thread() else None
 
+    def count_stop(self) -> None:
+        """We were asked to stop in another way than by a signal that is still to be taken: the next signal is the second."""
+        self.received += 1
+
     def collect(self) -> list[signal.Signals]:
         """What has come since the last look; it stays to be taken. Only the main thread takes: signals are told to it alone."""
         if self._pipe is None or not _is_main_thread():

@@ -158,6 +158,11 @@ def who_of(ranks: Sequence[Run], world_size: int = 0, most: int | None = 8) -> s
     return f"{plural(count_of(ranks), 'rank')} {_ranges_text(ranks, ', ', most)}"
 
 
+def stopped_text(by: str) -> str:
+    """How a job has ended that somebody stopped."""
+    return f"{by} stopped the job"
+
+
 def node_label(group_rank: int | None, host: str, ranks: Iterable[int]) -> str:
     """``1 (vm, ranks 2-3)``, for after the word node; only the host's name where nothing else is known yet."""
     found = runs(ranks)

@@ -61,7 +61,8 @@ Show how a job stands on all of its nodes: phase, generation, restarts and why, 
     "stop": f"""\
 usage: rallypoint stop [JOB] [--no-wait] [--endpoint HOST:PORT]
 
-Stop a job on all of its nodes, as SIGTERM to each launcher would: workers get their time to end.
+Stop a job on all of its nodes, as SIGTERM to each launcher would: workers get their time to end. The launchers exit with code
+{ExitCode.STOPPED}, so that no scheduler starts the job again.
 {_JOB}
 
   --no-wait   do not wait until it has ended on this machine

@@ -33,6 +33,11 @@ __all__ = [
 
 _LEVELS = {"DEBUG": 10, "INFO": 20, "WARN": 30, "WARNING": 30, "ERROR": 40, "CRITICAL": 50, "FATAL": 50}
 _SIGINT = 2
+_NEXT_STEPS = {
+    ExitCode.PREEMPTED: "start it again to go on",
+    ExitCode.UNSAVED: "start it again to go on from its last checkpoint",
+    ExitCode.STOPPED: "it was on purpose, so that no scheduler need start it again",
+}
 _ON_PURPOSE = (errors.SignalException, errors.JobStoppedError, errors.JobPreemptedError, KeyboardInterrupt)
 _LAST_LINES_S = 60.0  # for a console that takes its time, as a pager does
 _LAST_LINES_AFTER_A_SIGNAL_S = 5.0
@@ -125,7 +130,7 @@ def _speaking(work: Callable[[], int]) -> int:
     outbox.begin_duty()
     try:
         code = work()
-        _await_readers(was_stopped=code > SIGNAL_BASE)
+        _await_readers(was_stopped=code > SIGNAL_BASE or code in _NEXT_STEPS)
         return code
     finally:
         outbox.end_duty(0.0)
@@ -192,17 +197,14 @@ def _explain(error: BaseException, args: SimpleNamespace) -> int:
         case errors.JobFailedError() if pass_exit_code and error.cause_exitcode is not None:
             report.error(f"rallyrun: error: {error}")
             return _first_cause(error)
-        case errors.PreemptedError():
-            report.info(f"{error}; exit code {ExitCode.PREEMPTED}: start this node again to go on")
-            return ExitCode.PREEMPTED
-        case errors.JobPreemptedError():
-            report.info(f"{error}; exit code {ExitCode.PREEMPTED}: start it again to go on")
-            return ExitCode.PREEMPTED
-        case errors.SignalException():
-            return SIGNAL_BASE + int(error.sigval)
-        case KeyboardInterrupt():
+        case KeyboardInterrupt() if not isinstance(error, errors.SignalException):
             return SIGNAL_BASE + _SIGINT
     code = errors.exit_code(error)
+    if code in _NEXT_STEPS:
+        report.info(f"{error}; exit code {code}: {_NEXT_STEPS[code]}")
+        return code
+    if isinstance(error, errors.SignalException):
+        return code
     if code == ExitCode.INTERNAL:
         return _confess(error)
     if errors.is_hosts_fault(error) and not isinstance(error, errors.RallypointError):

@@ -27,7 +27,8 @@ environment variable is used if set: PET_NPROC_PER_NODE for --nproc-per-node."""
 _EXIT_CODES = """\
 Exit codes: 0 all workers succeeded; 1 a worker failed and no restarts were left; 2 bad input, nothing was started; 3 rendezvous
 failed or the store was lost; 4 this host cannot run the workers; 65 a worker failed in a way that no restart can help; 70 a bug
-in rallypoint; 128+n signal n ended the job (Ctrl-C: 130)."""
+in rallypoint; 75 all workers have saved after a notice to leave; 76 not all have; 79 the job was stopped by `rallypoint stop`;
+128+n signal n ended the job (Ctrl-C: 130)."""
 
 # The commands of ``rallypoint``, and what each is for.
 COMMANDS = {

@@ -105,7 +105,7 @@ class Clerk:
         with self._asking() as engine:
             if engine is not None:
                 return asking.stop(engine, by)
-        return "it was told to stop its workers and end" if self._leave(by) else STOPS_ALREADY
+        return "it was told to stop its workers and end" if self._leave(by, is_for_all=True) else STOPS_ALREADY
 
     def _drain(self, name: str, by: str, is_forced: bool, at_once: bool) -> str:
         with self._asking() as engine:
@@ -114,7 +114,7 @@ class Clerk:
         asking.choose_node(job_of([self._desk.look()]), name)
         return "it has one node, which was told to stop its workers and end" if self._leave(by, at_once) else STOPS_ALREADY
 
-    def _leave(self, by: str, at_once: bool = False) -> bool:
+    def _leave(self, by: str, at_once: bool = False, is_for_all: bool = False) -> bool:
         """As by SIGTERM, which ends whatever the agent waits for, or lets workers save first where that is asked for, and not
         `at_once`; False: it ends already. In a thread of a larger program nobody could take it.
 
@@ -125,12 +125,14 @@ class Clerk:
             raise RallypointError(
                 "it runs inside another program, outside of its main thread, and has to be stopped by that program"
             )
+        if is_for_all:
+            self._desk.stopped_by = by
         if (self._is_leaving or inbox.received) and not (at_once and not self._leaves_at_once):
             return False
         self._is_leaving, self._leaves_at_once = True, at_once
         if at_once:
             inbox.stop_sifting()
-        report.warn(f"{by} asked this node to stop its workers and leave")
+        report.warn(f"{by} asked {'the job to end' if is_for_all else 'this node to stop its workers and leave'}")
         os.kill(os.getpid(), signal.SIGTERM)
         return True
 
@@ -157,6 +159,9 @@ class Clerk:
         """Do what was asked of this node."""
         if asked.asked.what == "leave":
             self._leave(asked.asked.by, asked.asked.detail == asking.AT_ONCE)
+            return
+        if asked.asked.what == "stop":
+            self._leave(asked.asked.by, is_for_all=True)
             return
         if asked.asked.what == "logs":
             self._send_logs(asked.asked.detail)

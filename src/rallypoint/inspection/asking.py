@@ -63,8 +63,9 @@ def answer(engine: Coordination, node: NodeView, number: int) -> None:
 
 
 def stop(engine: Coordination, by: str) -> str:
-    """Have all nodes leave; what was done."""
-    _ask(engine, job.Asked("leave", "", by))
+    """Have all nodes leave, those that are away for a moment too; what was done."""
+    unsaid = (Compare(job.STOP, "create", 0),)
+    engine.transact(Transaction(unsaid, (Put(job.STOP, job.encode(job.Stop(by))),)), time.monotonic() + CALL_S)
     return "all nodes were told to stop their workers and leave"
 
 

@@ -76,6 +76,7 @@ class Desk:
         self.look = look
         self.connect = connect
         self.visitors = threading.BoundedSemaphore(MOST_VISITORS)
+        self.stopped_by = ""  # who has stopped the whole job
         self._requests: deque[str] = deque()
         self._bell = WakeFd()
         self._place: PrivateSocket | None = None

@@ -146,6 +146,7 @@ class LostTrack(Value):
 
 class Signalled(Value):
     name: str
+    meaning: str = ""  # where the signal only stands for that
 
 
 Observation = (
@@ -215,8 +216,9 @@ def begin() -> tuple[State, Action]:
 def step(state: State, seen: Observation) -> tuple[State, Action]:
     """The next state and what to do, for anything that can be observed in any state."""
     match seen:
-        case Signalled(name):
-            return Done(False, f"{name} was received"), Abandon(f"{name} was received")
+        case Signalled(name, meaning):
+            why = meaning or f"{name} was received"
+            return Done(False, why), Abandon(why)
         case CouldNotStop(what) | LostTrack(what):
             return Done(False, what), Abandon(what)
     match state:

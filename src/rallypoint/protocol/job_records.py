@@ -5,6 +5,7 @@
     down/generation      the generation that counts; written by the leader, after all of its seats
     down/signal/<g>      how generation g ends: stop or finished, and why; whoever creates it first has said it
     down/closed          the job's end and why
+    down/stop            somebody has stopped the job: all nodes leave, and nobody is to start it again
     down/refused/<id>    why this node may not take part
     down/expelled/<id>   why the others go on without this node: it had not stopped its workers in time
     down/inquiry/<g>     that workers of generation g hang, and which ones, as all nodes have found together
@@ -51,16 +52,16 @@ if TYPE_CHECKING:
 
     R = TypeVar("R", bound=Value)
     SignalKind = Literal["failure", "loss", "departure", "sick", "join", "asked", "finished"]
-    ClosedKind = Literal["finished", "failed", "closed", "host_left", "preempted"]
-    Wish = Literal["look", "leave", "logs", "recheck"]
+    ClosedKind = Literal["finished", "failed", "closed", "host_left", "preempted", "unsaved", "stopped"]
+    Wish = Literal["look", "leave", "stop", "logs", "recheck"]
 
 __all__ = [
     "ANSWERS", "ASKED", "CARDS", "CLOSED", "DATA", "DOWN", "GENERATION", "LEADER", "LEFT", "LOST", "MAX_WHY", "MEMORIES", "NODES",
-    "NOT_READY", "NO_SEAT", "NO_STEP", "PACES", "RETURNED", "SETTINGS", "STATUS", "UP", "Asked", "Board", "Closed", "Generation",
-    "Memory", "NodeDrain", "NodeRecord", "Notice", "Ruling", "Seat", "Signal", "Status", "card_key", "decode", "done_key",
-    "drain_key", "encode", "expelled_key", "failure_key", "hang_key", "inquiry_key", "job_pace_key", "left_key", "memory_key",
-    "node_key", "node_pace_key", "notice_key", "refusal_key", "ruling_key", "seat_key", "seats_of_attempt", "seats_of_generation",
-    "signal_key",
+    "NOT_READY", "NO_SEAT", "NO_STEP", "PACES", "RETURNED", "SETTINGS", "STATUS", "STOP", "UP", "Asked", "Board", "Closed",
+    "Generation", "Memory", "NodeDrain", "NodeRecord", "Notice", "Ruling", "Seat", "Signal", "Status", "Stop", "card_key",
+    "decode", "done_key", "drain_key", "encode", "expelled_key", "failure_key", "hang_key", "inquiry_key", "job_pace_key",
+    "left_key", "memory_key", "node_key", "node_pace_key", "notice_key", "refusal_key", "ruling_key", "seat_key",
+    "seats_of_attempt", "seats_of_generation", "signal_key",
 ]  # fmt: skip
 
 SETTINGS = "settings"
@@ -69,6 +70,7 @@ DOWN = "down/"
 LEADER = "down/leader"
 GENERATION = "down/generation"
 CLOSED = "down/closed"
+STOP = "down/stop"
 ASKED = "down/asked"
 ANSWERS = "answers/"
 CARDS = "cards/"
@@ -246,7 +248,8 @@ class Signal(Value):
 
 class Closed(Value):
     """The job's end. `verdict` is there when it failed through its workers, `signal` is the one that it was stopped with;
-    `is_hopeless` if no restart could have helped, however many were left.
+    `is_hopeless` if no restart could have helped, however many were left. After a notice it is ``preempted`` if all workers had
+    saved, else ``unsaved``.
     """
 
     kind: ClosedKind
@@ -255,6 +258,12 @@ class Closed(Value):
     verdict: Verdict | None = None
     signal: int = 0
     is_hopeless: bool = False
+
+
+class Stop(Value):
+    """That the job is to end, on all nodes, by whose word."""
+
+    by: str
 
 
 class Notice(Value):
@@ -304,8 +313,8 @@ class Status(Value):
 _MOST_CHARACTERS = 4096
 _MOST_COUNTED = 1 << 53
 _SIGNAL_KINDS = ("failure", "loss", "departure", "sick", "join", "asked", "finished")
-_CLOSED_KINDS = ("finished", "failed", "closed", "host_left", "preempted")
-_WISHES = ("look", "leave", "logs", "recheck")
+_CLOSED_KINDS = ("finished", "failed", "closed", "host_left", "preempted", "unsaved", "stopped")
+_WISHES = ("look", "leave", "stop", "logs", "recheck")
 
 # Whether a value may stand in a field of that annotation: all of it comes from the network.
 _FITS: dict[str, Callable[[Any], bool]] = {
@@ -385,6 +394,7 @@ class Board:
         self.generation_revision = 0
         self.generation_at = 0.0
         self.closed: Closed | None = None
+        self.stop: Stop | None = None
         self.signals: dict[int, Signal] = {}
         self.signal_at: dict[int, float] = {}
         self.inquiries: dict[int, bytes] = {}  # into hangs, as they stand there; read by whoever takes part in them
@@ -431,6 +441,8 @@ class Board:
             self._put_generation(item, now)
         elif item.key == CLOSED:
             self.closed = self.closed or decode(Closed, item.value)
+        elif item.key == STOP:
+            self.stop = self.stop or decode(Stop, item.value)
         elif head == "down/signal":
             number = int(tail)
             self.signals.setdefault(number, decode(Signal, item.value))

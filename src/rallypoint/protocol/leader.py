@@ -585,7 +585,7 @@ class Leader:
             staying = usable(len(self.roster.nodes.keys() - leaving.keys()), self.policy)
             names = {node_id: seated.name for node_id, seated in members.items()}
             if why := draining.why_over(leaving, names, staying, self.policy.min_nodes):
-                return self._fenced((), self._closed("preempted", why))
+                return self._fenced((), self._closed("preempted" if board.stop is None else "stopped", why))
         if ruling == (board.ruling() or job.Ruling(job.NO_STEP, False)):
             return None
         return self._fenced((), kv.Put(job.ruling_key(board.number), job.encode(ruling)))

@@ -24,6 +24,7 @@ from contextlib import suppress
 
 from rallypoint.base.json_text import from_json
 from rallypoint.base.records import Value
+from rallypoint.base.text import stopped_text
 from rallypoint.coordination import model as kv
 from rallypoint.protocol import job_records as job
 from rallypoint.protocol.generation import Policy
@@ -112,6 +113,7 @@ class Participant:
         self._written_drain: tuple[int, job.NodeDrain] | None = None
         self._told_notice = 0  # the last generation for which our agent was told of a notice
         self._told_ruling: tuple[int, job.Ruling | None] = 0, None
+        self._told_stop = False
         self._former = joining.former
         self.is_returning = False  # we have a new lease, but nobody has taken note yet that we are still a member
         self._is_forgotten = False  # nothing is left of the generation that we wanted to return to
@@ -222,6 +224,11 @@ class Participant:
             return None
         gone = kv.Put(job.left_key(self.seat.generation, self.id), job.LOST)
         return kv.Transaction((kv.Compare(job.node_key(self.id), "create", 0),), (), (gone,))
+
+    def ask_again(self) -> None:
+        """Whoever is told what is asked of us is another one now, and knows nothing of what was asked once and still holds."""
+        self._told_stop = False
+        self._tell_stop_of_job()
 
     def close(self, kind: job.ClosedKind, why: str, signal: int = 0) -> None:
         self._closing = job.Closed(kind, why, self.record.name, signal=signal)
@@ -571,8 +578,21 @@ class Participant:
             self._tell_end_of(self._former)
         if seat is not None and board.number == seat.generation:
             self._tell_drain(seat.generation)
+        self._tell_stop_of_job()
         if board.closed is not None:
-            self._end(Ended(board.closed))
+            self._end(Ended(self._closed_for_us(board.closed)))
+
+    def _closed_for_us(self, closed: job.Closed) -> job.Closed:
+        """Once somebody has stopped the job, whatever else became of it meanwhile came of that."""
+        if self.board.stop is None or closed.kind in ("finished", "stopped"):
+            return closed
+        return job.Closed("stopped", stopped_text(self.board.stop.by), closed.by)
+
+    def _tell_stop_of_job(self) -> None:
+        stop = self.board.stop
+        if stop is not None and not self._told_stop:
+            self._told_stop = True
+            self._news.append(AskedFor(self.id, 0, job.Asked("stop", "", stop.by)))
 
     def _tell_drain(self, generation: int) -> None:
         notice, ruling = self.board.notice(), self.board.ruling()

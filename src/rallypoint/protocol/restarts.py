@@ -312,9 +312,7 @@ def _given_back(policy: RestartPolicy, purse: Purse, ended: Ended) -> Purse:
     """After a healthy attempt all is as if nothing had been spent before it, whatever has ended it; workers go on counting."""
     if not 0 < policy.healthy_after_s <= ended.after_s:
         return purse
-    return purse.replace(
-        forgiven=purse.failures, hangs=0, recent_ages_s=(), losses=0, departures=0, preemptions=0, joins=0
-    )
+    return purse.replace(forgiven=purse.failures, hangs=0, recent_ages_s=(), losses=0, departures=0, preemptions=0, joins=0)
 
 
 def _pay_for_failure(policy: RestartPolicy, purse: Purse, ended: Ended) -> Again | GiveUp:

@@ -225,11 +225,15 @@ class Expired(Value):
 
 
 class Depart(Value):
-    """We are about to leave, because of a signal if that is given; our workers may still be there."""
+    """We are about to leave, because of a signal if that is given; our workers may still be there.
+
+    If the job ends with us, it ends so; it does if we host its store, and for all nodes alike if somebody has ``stopped`` it.
+    """
 
     why: str
     me: Me
     signal: int = 0
+    ends_as: job.ClosedKind = "host_left"
 
 
 class Leave(Value):
@@ -382,7 +386,7 @@ def how(closed: job.Closed) -> How:
     match closed.kind:
         case "finished":
             return "succeeded"
-        case "failed" | "host_left" | "preempted":
+        case "failed" | "host_left" | "preempted" | "unsaved" | "stopped":
             return "failed"
     return "closed"
 
@@ -478,9 +482,11 @@ def _departing(state: State) -> State:
 
 
 def _departure(seen: Depart) -> Action:
+    if seen.ends_as == "stopped":
+        return SayClosed("stopped", seen.why)
     if seen.me.is_host:
         why = f"{seen.why}; {seen.me.name} hosts the coordination store, so the job ends for all"
-        return SayClosed("host_left", why, seen.signal)
+        return SayClosed(seen.ends_as, why, seen.signal)
     return SayDeparting(seen.why)
 
 

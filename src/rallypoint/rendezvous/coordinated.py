@@ -20,7 +20,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from rallypoint.coordination.engine import Coordination
     from rallypoint.protocol.inquiry import Statement
-    from rallypoint.protocol.job_records import NodeDrain
+    from rallypoint.protocol.job_records import ClosedKind, NodeDrain
     from rallypoint.protocol.pace import Pace
     from rallypoint.protocol.session import AskedFor, LastWord, Noticed, Ruled
     from rallypoint.protocol.verdict import NodeReport, Verdict
@@ -184,8 +184,8 @@ class CoordinatedHandler(WakingHandler):
         """All our workers have succeeded."""
 
     @abstractmethod
-    def depart(self, why: str, signal: int = 0) -> None:
-        """We are about to leave: the others regroup without us. Our workers may still be there."""
+    def depart(self, why: str, signal: int = 0, ends_as: ClosedKind = "host_left") -> None:
+        """We are about to leave: the others regroup without us, or the job ends so. Our workers may still be there."""
 
     @abstractmethod
     def leave(self, failure: str = "", ends_job: bool = False) -> None:

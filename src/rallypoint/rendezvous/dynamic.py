@@ -7,6 +7,7 @@ gets an answer at once, and waits on `wakeup_fd` when there is none. `protocol.s
 from __future__ import annotations
 
 import os
+import signal
 import threading
 import time
 import weakref
@@ -37,6 +38,7 @@ from rallypoint.rendezvous.worker_store import WorkerStore
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from rallypoint.output.waits import Wait
+    from rallypoint.protocol.job_records import ClosedKind
     from rallypoint.protocol.pace import Pace
 
 __all__ = ["DynamicRendezvous"]
@@ -192,6 +194,8 @@ class DynamicRendezvous(CoordinatedHandler):
 
     def on_asked(self, answer: Callable[[session.AskedFor], None]) -> None:
         self._answer = answer
+        if self._driver is not None:
+            self._driver.tell(Participant.ask_again)
 
     def on_doubt(self, hear: Callable[[str], None]) -> None:
         self._hear_of_doubt = hear
@@ -263,8 +267,8 @@ class DynamicRendezvous(CoordinatedHandler):
     def report_done(self) -> None:
         self._step(session.Done())
 
-    def depart(self, why: str, signal: int = 0) -> None:
-        self._step(session.Depart(why, self._me(), signal))
+    def depart(self, why: str, signal: int = 0, ends_as: ClosedKind = "host_left") -> None:
+        self._step(session.Depart(why, self._me(), signal, ends_as))
 
     def leave(self, failure: str = "", ends_job: bool = False) -> None:
         if self._driver is not None:
@@ -452,10 +456,12 @@ def _end_error(closed: Closed) -> Exception | None:
     """What to raise at the end of a run that the job has ended; nothing where it ended well."""
     if closed.kind == "finished":
         return None
+    if closed.kind == "stopped":
+        return errors.JobStoppedError(f"the job was stopped: {closed.why}", signal.SIGTERM, for_all=True)
+    if closed.kind in ("preempted", "unsaved"):
+        return errors.JobPreemptedError(f"the job was preempted: {closed.why}", all_saved=closed.kind == "preempted")
     if closed.signal:
         return errors.JobStoppedError(f"the job was stopped on purpose: {closed.why}", closed.signal)
-    if closed.kind == "preempted":
-        return errors.JobPreemptedError(f"the job was preempted: {closed.why}")
     if closed.kind != "failed":
         return errors.RendezvousClosedError(f"the job has ended: {closed.why}")
     verdict = closed.verdict

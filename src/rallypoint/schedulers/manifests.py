@@ -37,6 +37,7 @@ srun rallyrun --max-restarts 3 --drain-signals USR1 --drain-grace 80 {command}
 #srun --no-kill --kill-on-bad-exit=0 rallyrun --nnodes MIN:{nodes} --max-restarts 3 {command}
 
 # {ExitCode.PREEMPTED}: all have saved, and the job is to go on later.
+# {ExitCode.UNSAVED}: there was no time for that; requeue it then, too, if the program has checkpoints of its own.
 code=$?
 if [ $code -eq {ExitCode.PREEMPTED} ]; then scontrol requeue "$SLURM_JOB_ID"; fi
 exit $code
@@ -68,10 +69,12 @@ spec:
   backoffLimit: {2 * nodes}  # pods that may be lost and replaced; a worker that fails is restarted within its pod
   podFailurePolicy:
     rules:
-      # 2: bad input; 65: a failure that no restart can help. No other pod would make that better.
+      # 2: bad input; 65: a failure that no restart can help; 79: somebody has stopped the job (rallypoint stop).
       - action: FailJob
-        onExitCodes: {{containerName: agent, operator: In, values: [2, 65]}}
-      # A pod that was evicted or preempted is replaced, and does not count.
+        onExitCodes: {{containerName: agent, operator: In, values: {[ExitCode.USAGE, ExitCode.HOPELESS, ExitCode.STOPPED]}}}
+      # A pod that was evicted or preempted is replaced, and does not count; nor does one that left after notice (--drain-grace).
+      - action: Ignore
+        onExitCodes: {{containerName: agent, operator: In, values: {[ExitCode.PREEMPTED, ExitCode.UNSAVED]}}}
       - action: Ignore
         onPodConditions: [{{type: DisruptionTarget, status: "True"}}]
   template:

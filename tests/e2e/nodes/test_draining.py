@@ -20,7 +20,7 @@ from tests.e2e.nodes.conftest import Job, Node
 from tests.pace import is_kept
 
 PROMISED_S = 1.0  # from a notice until every worker of the job knows
-PREEMPTED = 75
+PREEMPTED, UNSAVED = 75, 76
 TRAINER = """
 import json, os, signal, sys, time
 from rallypoint import worker
@@ -184,7 +184,7 @@ def test_the_deadline_is_kept_and_the_others_go_on(trainers: Trainers) -> None:
     host, other = trainers.start_two(grace_s=1.0)
     noticed_at = time.monotonic()
     other.send_signal(signal.SIGTERM)
-    assert other.wait() == 143
+    assert other.wait() == UNSAVED
     assert time.monotonic() - noticed_at >= 1.0
     assert "1 s after the notice not all workers have said that they have saved" in other.stderr
     assert {one["restarts"] for one in trainers.wait_until_all("started", 2, later=1).values()} == {0}
@@ -199,7 +199,7 @@ def test_a_second_notice_does_not_wait(trainers: Trainers) -> None:
     trainers.wait_until_all("heard", 4)
     time.sleep(0.6)  # what comes within half a second is the same notice; this is not waited for, but the point
     other.send_signal(signal.SIGTERM)
-    assert other.wait() == 143
+    assert other.wait() == UNSAVED
     assert "there was another notice, SIGTERM was received" in other.stderr
     trainers.wait_until_all("started", 2, later=1)
     trainers.put("finish")
@@ -218,6 +218,18 @@ def test_a_job_that_cannot_go_on_asks_to_be_started_again(trainers: Trainers, wh
     check_that_all_saved(trainers, noticed_at)
     assert "the job was preempted: node" in host.stderr
     assert "Traceback" not in host.stderr + other.stderr
+
+
+def test_a_job_of_which_all_nodes_have_too_little_time_says_so_on_all_of_them(trainers: Trainers) -> None:
+    """Whichever node's time is over first, and whether it hosts the store: nobody is told that all have saved."""
+    trainers.put("slow")
+    nodes = trainers.start_two(grace_s=1.0)
+    for node in nodes:
+        node.send_signal(signal.SIGTERM)
+    assert [node.wait() for node in nodes] == [UNSAVED, UNSAVED]
+    for node in nodes:
+        assert f"exit code {UNSAVED}: start it again to go on from its last checkpoint" in node.stderr
+        assert "Traceback" not in node.stderr
 
 
 @pytest.mark.soak

@@ -13,6 +13,7 @@ import pytest
 from rallypoint import inspect
 from rallypoint.errors import RallypointError
 
+STOPPED = 79
 RALLYPOINT = (sys.executable, "-m", "rallypoint")
 
 
@@ -84,12 +85,28 @@ def test_a_job_is_stopped_on_all_nodes(two: tuple[Any, Any]) -> None:
     done = command("stop")
     assert done.returncode == 0
     assert done.stdout.splitlines()[-1] == "a-job: it has ended on this machine"
-    assert all(node.wait() != 0 for node in two)
+    assert [node.wait() for node in two] == [STOPPED, STOPPED]
+    assert all(f"stopped the job; exit code {STOPPED}: " in node.stderr for node in two)
+    assert "Traceback" not in "".join(node.stderr for node in two)
     assert command("ps").stdout == "no job of this user runs on this machine\n"
 
 
+def test_p17_a_job_that_is_stopped_asks_nobody_to_start_it_again(job: Any, wait_until: Any) -> None:
+    """P17: its nodes take a request to stop for a notice, and let workers save first; after a notice they would ask for that."""
+    nodes = [start("--drain-grace", "60", nnodes="2") for start in (job.start_host, job.start)]
+    for node in nodes:
+        node.wait_for_world(4, timeout_s=60)
+    for rank in range(4):
+        job.order(rank, "from rallypoint import worker\nwhile worker.draining() is None: time.sleep(0.01)\nworker.saved()")
+        nodes[0].agent.wait_for(lambda rank=rank: not (job.folder / f"order.{rank}").exists(), 60.0)
+    wait_until(lambda: len(inspect.jobs()[:1]) == 1 and len(inspect.jobs()[0].nodes) == 2)
+    assert command("stop").returncode == 0
+    assert [node.wait() for node in nodes] == [STOPPED, STOPPED]
+    assert all("all workers have saved" in node.stderr for node in nodes)
+
+
 def test_a_job_that_waits_for_nodes_says_who_is_missing(job: Any, wait_until: Any) -> None:
-    job.start_host(nnodes="2")
+    waits = job.start_host(nnodes="2")
     wait_until(inspect.jobs)
     seen = inspect.status()
     assert seen.phase == "waiting"
@@ -97,6 +114,7 @@ def test_a_job_that_waits_for_nodes_says_who_is_missing(job: Any, wait_until: An
     with pytest.raises(RallypointError, match="still meeting"):
         inspect.restart()
     assert command("stop").returncode == 0
+    assert waits.wait() == STOPPED
 
 
 def test_a_job_is_asked_at_its_endpoint_from_elsewhere(
@@ -114,4 +132,4 @@ def test_a_job_is_asked_at_its_endpoint_from_elsewhere(
     assert wrong.returncode == 1
     assert "another-job" in wrong.stderr
     assert command("stop", "a-job", f"--endpoint={endpoint}").returncode == 0
-    assert all(node.wait() != 0 for node in two)
+    assert [node.wait() for node in two] == [STOPPED, STOPPED]
