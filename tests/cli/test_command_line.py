@@ -9,9 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.torchrun_defaults import TORCHRUN_DEFAULTS
 
+from rallypoint.base import defaults
 from rallypoint.cli import command_line
 from rallypoint.cli.command_line import BY_NAME, OPTIONS, Option
 from rallypoint.errors import UsageError
+from rallypoint.rendezvous.settings import SETTINGS
 
 VALUED = [option for option in OPTIONS if option.kind != "flag" and not option.answers]
 SWITCHES = [option for option in OPTIONS if option.kind == "flag" and not option.answers]
@@ -107,6 +109,20 @@ def test_two_flags_and_the_answers_have_no_variable():
         "--logs-specs", "--numa-binding", "--help", "--version", "--print-completion",
     }  # fmt: skip
     assert parse("train.py", PET_LOGS_SPECS="x", PET_NUMA_BINDING="x", PET_HELP="1").logs_specs is None
+
+
+@pytest.mark.parametrize("name", ["PRELOAD", "CHECKPOINT_MEMORY", "NPROC_PER_NODE", "DRAIN_GRACE"])
+def test_a_flags_variable_under_the_prefix_of_settings_is_told_of(name: str):
+    ((found, option),) = command_line.misnamed({f"RALLYPOINT_{name}": "1", f"PET_{name}": "1", "RALLYPOINT_ELSE": "1"})
+    assert (found, option.variable) == (f"RALLYPOINT_{name}", f"PET_{name}")
+
+
+def test_what_settings_and_workers_have_is_no_flags_variable():
+    """A worker may be a launcher itself, so a flag cannot have the name of what workers are told."""
+    settings = {setting.variable: "1" for setting in SETTINGS}
+    told = {name: "1" for key, name in vars(defaults).items() if key.startswith("ENV_") and isinstance(name, str)}
+    assert defaults.ENV_STANDBY in told
+    assert command_line.misnamed({**settings, **told}) == []
 
 
 def test_an_empty_variable_says_nothing():

@@ -116,6 +116,21 @@ def test_p40_of_static_nodes_more_is_known() -> None:
     assert "rendezvous 77 s" in rows(text, "job")["time-outs"][0]
 
 
+def test_p40_the_memory_that_is_taken_beside_the_workers_own() -> None:
+    assert "memory" not in rows(describe(config(), "python", []), "job")
+    standby = "standby: for each worker what its program holds when it calls ready(), on GPUs too; said when they wait"
+    assert rows(describe(config(standby=True), "python", []), "job")["memory"] == [standby]
+    kept = {"checkpoint_memory": 40 << 30}
+    assert rows(describe(config(**kept), "python", []), "job")["memory"] == [
+        "snapshots: 40.0 GiB at most; 2 of up to 10.0 GiB for each worker"
+    ]
+    assert rows(describe(config(**kept, standby=True, checkpoint_copies=1), "python", []), "job")["memory"] == [
+        standby,
+        "snapshots: 40.0 GiB at most; 3 of up to 3.3 GiB for each worker, which standby shares;"
+        " 20.0 GiB for copies of another node's",
+    ]
+
+
 def test_p40_a_function_goes_by_its_qualified_name() -> None:
     text = describe(config(start_method="forkserver"), describe, ["a", 3, [SECRET]])
     assert rows(text, "worker 0")["function"] == ["rallypoint.cli.dry_run.describe('a', <int>, <list>), started by forkserver"]

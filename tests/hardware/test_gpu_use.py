@@ -48,6 +48,12 @@ def test_each_process_has_the_use_of_its_devices_and_its_own_memory() -> None:
     assert GpuMeter(library).read() == {7: (60.0, 2 * GIB), 8: (80.0, 2 * GIB), 6: (5.0, 0)}
 
 
+def test_the_memory_of_some_processes_is_that_on_all_devices() -> None:
+    library = Library([(80, {7: GIB, 8: 2 * GIB}), (40, {7: GIB, 6: gpu_use.UNKNOWN_MEMORY}), (None, {9: GIB})])
+    for pids, size in (({7}, 2 * GIB), ({7, 9}, 3 * GIB), ({6}, 0), ({1}, 0), (set[int](), 0)):
+        assert GpuMeter(library).memory_of(pids) == size
+
+
 def test_a_driver_that_does_not_answer_has_no_devices() -> None:
     assert GpuMeter(Library([(80, {7: GIB})], init=9)).read() == {}
 

@@ -12,6 +12,7 @@ import time
 
 from rallypoint.agent.capabilities import NoReserve
 from rallypoint.base import defaults, report
+from rallypoint.base.outbox import Outbox
 from rallypoint.base.text import many
 from rallypoint.errors import WorkerStartError
 from rallypoint.processes import standby_rules
@@ -39,6 +40,7 @@ class Reserve(NoReserve):
         self._standby: Standby | None = None
         self._known = standby_rules.Known()
         self._is_taken = False
+        self._gpu_teller = Outbox(_tell_gpu_memory)  # the driver is asked, and nobody waits for that
 
     def equip(self, envs: Mapping[int, dict[str, str]]) -> dict[int, tuple[int, ...]]:
         self._hang_up()
@@ -99,6 +101,7 @@ class Reserve(NoReserve):
         elif standby.is_ready and not was_ready:
             size = standby.memory_bytes() / MEGABYTE
             report.info(f"{many(len(standby.pids), 'process', 'processes')} on standby, with {size:,.0f} MiB of memory")
+            self._gpu_teller.put(frozenset(standby.pids.values()), may_wait=False)
 
     def _lose(self, why: str, now: float, is_for_good: bool = False) -> None:
         self._known = standby_rules.lost(self._known, now, is_for_good)
@@ -126,6 +129,7 @@ class Reserve(NoReserve):
 
     def close(self) -> None:
         self._hang_up()
+        self._gpu_teller.abandon()
         standby, self._standby = self._standby, None
         if standby is not None:
             standby.close()
@@ -140,3 +144,11 @@ class Reserve(NoReserve):
         for line in self._theirs:
             line.close()
         self._theirs.clear()
+
+
+def _tell_gpu_memory(pids: frozenset[int]) -> None:
+    from rallypoint.hardware.gpu_use import GpuMeter
+
+    size = GpuMeter().memory_of(pids) / MEGABYTE
+    if size:
+        report.info(f"the processes on standby have {size:,.0f} MiB of GPU memory")

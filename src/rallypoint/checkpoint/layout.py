@@ -18,8 +18,8 @@ from collections.abc import Sequence
 from rallypoint.base.records import Value
 
 __all__ = [
-    "BODY_AT", "MARK_BYTES", "NO_MARK", "Begun", "Mark", "Moment", "Place", "newest_common", "place_parts", "read_mark",
-    "read_place", "slot_to_write", "write_mark", "write_place",
+    "BODY_AT", "MARK_BYTES", "NO_MARK", "Begun", "Mark", "Moment", "Place", "Shares", "newest_common", "place_parts", "read_mark",
+    "read_place", "share_out", "slot_to_write", "write_mark", "write_place",
 ]  # fmt: skip
 
 BODY_AT = 4096
@@ -67,6 +67,25 @@ class Place(Value):
     files: tuple[int, ...]
     most_bytes: int
     line: int | None
+
+
+class Shares(Value):
+    """How a node's memory is divided: what each worker has for its slots, and what copies of others' snapshots have in all."""
+
+    each_bytes: int
+    slots: int
+    guest_bytes: int
+
+    @property
+    def largest_bytes(self) -> int:
+        """So much a snapshot can be that a worker saves again and again."""
+        return self.each_bytes // self.slots
+
+
+def share_out(most_bytes: int, workers: int, has_copies: bool) -> Shares:
+    """With copies half of it is for those of another node, and a third slot for the snapshot that is on its way there."""
+    each_bytes = most_bytes // (2 * workers if has_copies else workers)
+    return Shares(each_bytes, 3 if has_copies else 2, most_bytes - workers * each_bytes)
 
 
 def write_place(place: Place) -> str:

@@ -31,6 +31,7 @@ from rallypoint.checkpoint.layout import (
     Moment,
     Place,
     read_mark,
+    share_out,
     slot_to_write,
     write_mark,
     write_place,
@@ -48,7 +49,6 @@ T = TypeVar("T")
 
 __all__ = ["Group", "Snapshots", "Vault"]
 
-SLOTS, SLOTS_WITH_COPIES = 2, 3
 FOLDER_TIMEOUT_S = 600.0  # for a disk that may be slow; one that hangs does not keep a job for ever
 
 
@@ -180,9 +180,7 @@ class Vault:
     """
 
     def __init__(self, most_bytes: int, workers: int, has_copies: bool = False) -> None:
-        self._slots = SLOTS_WITH_COPIES if has_copies else SLOTS
-        self._each_bytes = most_bytes // (2 * workers if has_copies else workers)
-        self._guest_bytes = most_bytes - workers * self._each_bytes
+        self._each_bytes, self._slots, self._guest_bytes = share_out(most_bytes, workers, has_copies)
         self._own: dict[int, Shelf] = {}  # by rank
         self._shelves: list[Shelf] = []
         self._lock = threading.Lock()

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     Kind = Literal["str", "int", "float", "flag", "choice", "list", "size"]
 
 __all__ = [
-    "BY_NAME", "GROUPS", "OPTIONS", "Option", "closest", "complete", "is_given", "parse", "source", "source_of_field",
-    "split_list",
+    "BY_NAME", "GROUPS", "OPTIONS", "Option", "closest", "complete", "is_given", "misnamed", "parse", "source",
+    "source_of_field", "split_list",
 ]  # fmt: skip
 
 
@@ -291,6 +291,18 @@ def source_of_field(args: SimpleNamespace, field: str) -> str | None:
 def is_given(args: SimpleNamespace, dest: str) -> bool:
     """Whether a flag or its variable says this, and not the table."""
     return dest in args.from_flags or dest in args.from_environment
+
+
+def misnamed(environ: Mapping[str, str]) -> list[tuple[str, Option]]:
+    """Variables that look like those of flags, but under the prefix of settings; and which flags are meant."""
+    prefix = defaults.ENV_SETTING_PREFIX
+    by_name = {f"{prefix}{option.dest.upper()}": option for option in OPTIONS if option.variable}
+    found = [(name, by_name[name]) for name in environ if name in by_name and name != defaults.ENV_STANDBY]
+    if not found:
+        return []
+    from rallypoint.rendezvous.settings import BY_KEY
+
+    return [(name, option) for name, option in found if option.dest not in BY_KEY]
 
 
 def closest(word: str, known: Sequence[str]) -> str | None:

@@ -17,7 +17,8 @@ from rallypoint.agent.config import LaunchConfig, resolve_shutdown_timeout
 from rallypoint.agent.local_agent import make_learner, plan_workers
 from rallypoint.agent.workers import WorkerGroup, WorkerSpec, workers_of
 from rallypoint.base import defaults, environment
-from rallypoint.base.text import ranges
+from rallypoint.base.text import ranges, size_text
+from rallypoint.checkpoint.layout import share_out
 from rallypoint.errors import UsageError
 from rallypoint.net.endpoint import parse_rendezvous_endpoint
 from rallypoint.output.log_specs import DefaultLogsSpecs, LogsDest
@@ -61,6 +62,7 @@ def _job(config: LaunchConfig, preload: str, has_own_logs: bool) -> Iterator[str
     yield from _row("nodes", f"{least}" if least == most else f"{least} to {most}")
     standby = f", and {config.nproc_per_node} more on standby" if config.standby else ""
     yield from _row("workers here", f"{config.nproc_per_node}, role {config.role}{standby}")
+    yield from _row("memory", *_memory(config))
     yield from _row("preload", preload)
     yield from _row("rendezvous", " at ".join(filter(None, [config.rdzv_backend, _veil(config.rdzv_endpoint)])))
     yield from _row("settings", _settings(config))
@@ -73,6 +75,18 @@ def _job(config: LaunchConfig, preload: str, has_own_logs: bool) -> Iterator[str
         yield from _row("told", ", ".join(target.name for target in read_targets(config.notify)))
     if has_own_logs:
         yield from _row("logs", f"as {type(config.logs_specs).__name__} decides")
+
+
+def _memory(config: LaunchConfig) -> Iterator[str]:
+    """As far as it is known before anything runs."""
+    if config.standby:
+        yield "standby: for each worker what its program holds when it calls ready(), on GPUs too; said when they wait"
+    if config.checkpoint_memory is not None:
+        shares = share_out(config.checkpoint_memory, config.nproc_per_node, bool(config.checkpoint_copies))
+        whole, each = size_text(config.checkpoint_memory), size_text(shares.largest_bytes)
+        guests = f"; {size_text(shares.guest_bytes)} for copies of another node's" if shares.guest_bytes else ""
+        shared = ", which standby shares" if config.standby else ""
+        yield f"snapshots: {whole} at most; {shares.slots} of up to {each} for each worker{shared}{guests}"
 
 
 def _preload(config: LaunchConfig, entry: Entrypoint, arguments: Sequence[Any]) -> str:

@@ -157,6 +157,8 @@ def _await_readers(was_stopped: bool) -> None:
 
 def parse_args(args: Sequence[str] | None = None) -> SimpleNamespace:
     """The command line and the PET_ variables, as arguments under torchrun's names."""
+    for name, meant in command_line.misnamed(environment.own):
+        report.warn(f"{name} is not read; the variable of {meant.name} is {meant.variable}")
     return command_line.parse(sys.argv[1:] if args is None else args, environment.own)
 
 

@@ -6,6 +6,7 @@ It is asked with ctypes: a call takes microseconds, where starting ``nvidia-smi`
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Collection
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -54,6 +55,10 @@ class GpuMeter:
                 shares.setdefault(pid, []).append(float(use.gpu))
                 sizes[pid] = sizes.get(pid, 0) + size
         return {pid: (sum(found) / len(found), sizes[pid]) for pid, found in shares.items()}
+
+    def memory_of(self, pids: Collection[int]) -> int:
+        """What these processes have on all devices together, as far as the driver knows them by these ids."""
+        return sum(size for device in self._devices for pid, size in self._processes(device) if pid in pids)
 
     def _find_devices(self) -> list[ctypes.c_void_p]:
         count, devices = ctypes.c_uint(), []
