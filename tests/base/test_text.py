@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rallypoint.base.text import host_port, many, parse_size, parse_truth, plural, ranges, runs
+from rallypoint.base.text import host_port, many, parse_size, parse_span, parse_truth, plural, ranges, runs, span_text
 from rallypoint.cli import command_line
 from rallypoint.errors import UsageError
 from rallypoint.rendezvous.handler import RendezvousParameters
@@ -54,6 +54,25 @@ def test_only_words_and_whole_numbers_are_truths(value: object) -> None:
     assert (parse_truth(1), parse_truth(0), parse_truth(True)) == (True, False, True)
     with pytest.raises(ValueError, match="neither true nor false"):
         parse_truth(value)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("8s", 8.0), ("1.5s", 1.5), ("10m", 600.0), ("1h30m", 5400.0), ("2d", 172_800.0), ("1m54.942s", 114.942)],
+)
+def test_lengths_of_time(text: str, seconds: float) -> None:
+    assert parse_span(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "8", "s", "8 s", "-8s", "1e3s", "8s8", "1..5s", ".5s", "٣s", "99999999999s"])
+def test_what_is_no_length_of_time(text: str) -> None:
+    with pytest.raises(ValueError, match="is no length of time, as 8s"):
+        parse_span(text)
+
+
+@given(st.integers(0, 10**10))
+def test_a_length_of_time_is_read_as_it_is_written(milliseconds: int) -> None:
+    assert parse_span(span_text(milliseconds / 1000)) == milliseconds / 1000
 
 
 def test_an_address_with_colons_is_in_brackets() -> None:

@@ -81,6 +81,46 @@ class Grip:
         self._ends: list[End] = []
         self._relist_at = 0.0
         self._store = ""
+        if strangers := [agent.node.pid for agent in job.agents if agent.pid != agent.node.pid]:
+            where = "start chaos where it runs, as in its container"
+            raise UsageError(f"the agent {strangers[0]} is in another PID namespace; {where}")
+        try:
+            for agent in job.agents:
+                self._members[agent.pid] = _Member(agent)
+            seen = self.look()
+        except ProcessLookupError:
+            seen = []
+        if not seen:
+            self.close()
+            raise UsageError(f"{self.name}: it has just ended")
+
+    def close(self) -> None:
+        for fd in self.pidfds:
+            os.close(fd)
+
+
+class _Member:
+    """An agent of the job."""
+
+    def __init__(self, agent: Agent) -> None:
+        self.agent, self.pid = agent, agent.pid
+        self.pidfd = os.pidfd_open(agent.pid)
+        self.has_answered = False  # when all were asked last
+        self.is_quiet = False  # as long as it is stopped, it is not asked
+        self.may_end = False  # because of what was done to it
+
+
+class Grip:
+    """The agents of the one job that is meant; UsageError: there is none, or more than one."""
+
+    def __init__(self, name: str) -> None:
+        agents, troubles = client.list_agents()
+        job = client.find_job(agents, name, troubles)
+        self.name = job.name
+        self._members: dict[int, _Member] = {}
+        self._ends: list[End] = []
+        self._relist_at = 0.0
+        self._store = ""
         for agent in job.agents:
             if agent.pid != agent.node.pid:
                 raise UsageError(

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Guard", "Word"]
 
-ANSWER_S = 10.0
+_ANSWERS = ("on", "failed")
+ANSWER_S = 30.0  # it may have to start first
 CLOSE_S = 10.0
 _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
@@ -88,20 +89,22 @@ class Guard:
         except OSError:
             self._lose()
         words = self._await(number)
-        if not words or words[-1].number != number or words[-1].what != "on":
+        answer = next((word for word in words if word.number == number and word.what in _ANSWERS), None)
+        if answer is None:
+            self._lose()
+            raise RallypointError("the process that would undo it does not answer")
+        if answer.what == "failed":
             self._forget(number)
-            raise RallypointError(
-                words[-1].text if words and words[-1].number == number else "the process that would undo it is gone"
-            )
-        return words
+            raise RallypointError(answer.text)
+        return [*(word for word in words if word is not answer), answer]
 
     def _await(self, number: int) -> list[Word]:
         words: list[Word] = []
         ends_at = time.monotonic() + ANSWER_S
         while not self.is_lost and (left_s := ends_at - time.monotonic()) > 0:
             words += self.hear(left_s)
-            if any(word.number == number and word.what in ("on", "failed") for word in words):
-                return sorted(words, key=lambda word: word.number == number)
+            if any(word.number == number and word.what in _ANSWERS for word in words):
+                break
         return words
 
     def release(self, number: int) -> None:
@@ -131,12 +134,14 @@ class Guard:
         return words
 
     def _lose(self) -> list[Word]:
-        """Somebody has killed it: what it has held is ours to undo."""
+        """Somebody has killed or stopped it: it does nothing more, and what it has held is ours to undo."""
         self.is_lost = True
+        self._process.kill()
+        self._process.wait()
         held = list(self._own)
         for number in held:
             self._undo(number)
-        return [Word(number, "off", "the process that held it was killed") for number in held]
+        return [Word(number, "off", "the process that held it is gone") for number in held]
 
     def _undo(self, number: int) -> None:
         own = self._own.get(number)
