@@ -256,7 +256,7 @@ def hurt(text: str, job: str, patience_s: float) -> Outcome:
     grip = Grip(job)
     try:
         plan = Listed((Entry(0.0, fault),))
-        if why := why_refused(plan, grip.scene((), grip.cannot())):
+        if why := why_refused(plan, grip.first_scene()):
             raise UsageError("; ".join(why.values()))
         said: list[dict[str, object]] = []
         with Guard() as guard:

@@ -33,6 +33,7 @@ from rallypoint.story import event_records
 __all__ = ["GoneError", "Grip", "Seized"]
 
 LOOK_S = 1.0  # for agents that answer within milliseconds, unless they are stopped
+FIRST_LOOK_S = 10.0
 RELIST_S = 2.0
 SURVEY_S = 2.0
 GENERATIONS_MAX = 64  # of processes, between an agent and one that descends from it
@@ -87,48 +88,12 @@ class Grip:
         try:
             for agent in job.agents:
                 self._members[agent.pid] = _Member(agent)
-            seen = self.look()
+            seen = self.look(FIRST_LOOK_S)
         except ProcessLookupError:
             seen = []
         if not seen:
             self.close()
-            raise UsageError(f"{self.name}: it has just ended")
-
-    def close(self) -> None:
-        for fd in self.pidfds:
-            os.close(fd)
-
-
-class _Member:
-    """An agent of the job."""
-
-    def __init__(self, agent: Agent) -> None:
-        self.agent, self.pid = agent, agent.pid
-        self.pidfd = os.pidfd_open(agent.pid)
-        self.has_answered = False  # when all were asked last
-        self.is_quiet = False  # as long as it is stopped, it is not asked
-        self.may_end = False  # because of what was done to it
-
-
-class Grip:
-    """The agents of the one job that is meant; UsageError: there is none, or more than one."""
-
-    def __init__(self, name: str) -> None:
-        agents, troubles = client.list_agents()
-        job = client.find_job(agents, name, troubles)
-        self.name = job.name
-        self._members: dict[int, _Member] = {}
-        self._ends: list[End] = []
-        self._relist_at = 0.0
-        self._store = ""
-        for agent in job.agents:
-            if agent.pid != agent.node.pid:
-                raise UsageError(
-                    f"the agent {agent.node.pid} is in another PID namespace; start chaos where it runs, as in its container"
-                )
-            self._members[agent.pid] = _Member(agent)
-        if not self.look():
-            raise UsageError(f"{self.name}: it has just ended")
+            raise UsageError(f"{self.name} has just ended, or does not answer any more")
 
     def close(self) -> None:
         for member in self._members.values():
@@ -141,12 +106,12 @@ class Grip:
         """Readable when an agent has ended."""
         return [member.pidfd for member in self._members.values()]
 
-    def look(self) -> list[NodeView]:
+    def look(self, patience_s: float = LOOK_S) -> list[NodeView]:
         """What the agents here say of themselves; those that are stopped, or have ended, say nothing."""
         self._bury()
         now = time.monotonic()
         asked = [member.agent.path for member in self._members.values() if not member.is_quiet]
-        agents, _ = client.list_agents(asked, LOOK_S)
+        agents, _ = client.list_agents(asked, patience_s)
         answers = {agent.pid: agent for agent in agents}
         for member in self._members.values():
             member.has_answered = member.pid in answers and not member.is_quiet
@@ -185,11 +150,15 @@ class Grip:
         bad = [end for end in self._ends if not end.is_good]
         return (bad or self._ends or [End("no agent of the job is left on this machine", is_good=True)])[0]
 
-    def scene(self, held: Sequence[Fault], cannot: Sequence[tuple[str, str]]) -> Scene:
+    def first_scene(self) -> Scene:
+        """With more patience: what is said of it is the last word on what was asked for."""
+        return self.scene((), self.cannot(), FIRST_LOOK_S)
+
+    def scene(self, held: Sequence[Fault], cannot: Sequence[tuple[str, str]], patience_s: float = SURVEY_S) -> Scene:
         """The whole job, its nodes elsewhere too."""
-        self.look()
+        self.look(patience_s)
         agents = self._agents()
-        job = LocalJob(agents).status(SURVEY_S) if agents else JobView(self.name, ())
+        job = LocalJob(agents).status(patience_s) if agents else JobView(self.name, ())
         here = tuple((agent.node.hostname, agent.node.pid) for agent in agents)
         return Scene(job, here, tuple(cannot), tuple(held))
 

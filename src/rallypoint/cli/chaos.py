@@ -129,7 +129,7 @@ def _prepare(job: str, plan: Plan, flags: Flags) -> int:
     limits.as_many_as_allowed(MOST_FILES)
     grip = Grip(job)
     try:
-        scene = grip.scene((), grip.cannot())
+        scene = grip.first_scene()
         _check(plan, scene)
         if "--dry-run" in flags:
             return _show(plan, scene, "--json" in flags)
