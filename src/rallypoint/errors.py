@@ -39,6 +39,10 @@ import errno
 import signal
 import sys
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from rallypoint.base.senders import Sender
+
 __all__ = [
     "SIGNAL_BASE",
     "CheckpointMemoryError",
@@ -208,6 +212,8 @@ class SignalException(Exception):
     """A signal asked the launcher to stop; raised from the agent's loop, never from a signal handler."""
 
     _render_traceback_ = plainly_told
+
+    sender: Sender | None = None  # where it is known who has sent it
 
     def __init__(self, msg: str, sigval: signal.Signals) -> None:
         super().__init__(msg)

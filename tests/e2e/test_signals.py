@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import platform
 import pty
 import random
 import re
@@ -73,6 +74,22 @@ def test_nohup(start_command: Any, rallyrun_command: Any, script: Any, numbers: 
     go_on.touch()
     assert job.wait() == 0, job.stderr
     assert sorted(numbers("done", job.stdout)) == sorted(workers)
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="senders are known on x86-64 alone")
+def test_who_has_sent_the_signal_is_told(start_rallyrun: Any, rallyrun: Any, script: Any, tmp_path: Path):
+    """After the workers have been told; and the run's record has the number."""
+    flags = ["--standalone", "--nproc-per-node", "2", "--log-dir", tmp_path / "logs"]
+    job = start_rallyrun([*flags, script(SLEEPS)], {"LOGLEVEL": "DEBUG"})
+    job.wait_for_line("all that the end of this job may need is loaded")
+    job.send_signal(signal.SIGTERM)
+    assert job.wait() == 143
+    name = Path("/proc/self/comm").read_text().strip()
+    assert f"rallyrun: SIGTERM came from process {os.getpid()} ({name})\n" in job.stderr
+    told = subprocess.run(
+        [sys.executable, "-m", "rallypoint", "explain", tmp_path / "logs"], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert f"SIGTERM was received from process {os.getpid()}" in told.stdout
 
 
 def test_workers_start_with_default_signals(rallyrun: Any, script: Any):

@@ -58,7 +58,8 @@ def _seen(error: SignalException) -> agent_machine.Signalled:
             return agent_machine.Signalled(error.sigval.name, str(error))
         case PreemptedError():
             return agent_machine.Signalled("a notice to leave")
-    return agent_machine.Signalled(error.sigval.name)
+    name, sender = error.sigval.name, error.sender
+    return agent_machine.Signalled(name, "" if sender is None else f"{name} was received{sender.origin}")
 
 
 def _backing_off(number: int, most: int, until: float) -> Wait:
@@ -98,6 +99,7 @@ class SimpleElasticAgent(ElasticAgent):
         self._state: agent_machine.State = agent_machine.begin()[0]
         self._last_result = RunResult(WorkerState.INIT)
         self._ended_by: Exception | None = None
+        self._untold: SignalException | None = None  # by which we end, and whose sender was not told yet
         self._restarting = agent_machine.Restart("", 0)
         self._peers = peers_of(spec)
         self._peers.on_long_wait = self._open_desk
@@ -141,18 +143,28 @@ class SimpleElasticAgent(ElasticAgent):
                 report.info(f"this node is not needed and ends: {left_out}")
                 return RunResult(WorkerState.SUCCEEDED)
             except SignalException as error:
-                received = self._as_meant(error)
+                received = self._untold = self._as_meant(error)
                 death_sig = received.sigval
                 self._depart(received)
                 raise received from error.__cause__
             finally:
                 self._shutdown(death_sig, timeout=self._shutdown_timeout)
+                self._tell_sender()
                 self._peers.close_worker_store()
                 self._total_execution_time = int(time.monotonic() - started_at)
 
     def _signals_to_watch(self) -> str:
         """Those that end a run, by their names, and those that mean something else to this agent."""
         return self._signals_to_handle
+
+    def _tell_sender(self) -> None:
+        """Who has sent the signal that ends us, once, when all has been done that it asks for."""
+        received, self._untold = self._untold, None
+        if received is not None and received.sender is not None:
+            from rallypoint.base.senders import describe
+
+            if who := describe(received.sigval.name, received.sender):
+                report.info(who)
 
     def _as_meant(self, received: SignalException) -> SignalException:
         """A signal, or that it only stands for somebody's word."""
@@ -173,8 +185,8 @@ class SimpleElasticAgent(ElasticAgent):
             self._peers.job.depart(why, ends_as="preempted" if received.all_saved else "unsaved")
             report.warn(f"this node leaves: {received}")
             return
-        name = received.sigval.name
-        self._peers.job.depart(f"{name} was received by node {self._label()}", int(received.sigval))
+        name, origin = received.sigval.name, "" if received.sender is None else received.sender.origin
+        self._peers.job.depart(f"{name} was received by node {self._label()}{origin}", int(received.sigval))
         report.warn(f"{name} was received: {self._what_a_signal_does()}")
 
     def _label(self) -> str:

@@ -46,6 +46,7 @@ class NoHold:
     succeeded: frozenset[int] = frozenset()
     ends_with_failure = False
     wants_last_words = False
+    once_told: Callable[[], None] | None = None
 
     def __init__(self) -> None:
         self.commands: dict[int, tuple[str, ...]] = {}

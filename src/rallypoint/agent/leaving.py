@@ -14,7 +14,7 @@ from rallypoint.agent.capabilities import hold_on
 from rallypoint.agent.peers import PlainPeers
 from rallypoint.agent.worker_monitor import WorkerMonitor
 from rallypoint.agent.workers import WorkerSpec
-from rallypoint.base import defaults
+from rallypoint.base import defaults, report
 from rallypoint.base.records import Value
 from rallypoint.base.signals import inbox
 from rallypoint.base.text import signal_names
@@ -27,6 +27,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from rallypoint.agent.draining import Draining
     from rallypoint.agent.notices import Door, FileWatch
+    from rallypoint.base.senders import Sender
 
 __all__ = ["NO_DRAIN", "DrainFlags", "Leaving"]
 
@@ -66,6 +67,7 @@ class Leaving:
         self._drain: Draining | None = None
         self._file: FileWatch | None = None
         self._lock = threading.Lock()
+        self._untold: tuple[str, Sender] | None = None  # who has given notice by which signal, which was not told yet
 
     # --- the run -----------------------------------------------------------------------------------------------------------
 
@@ -140,7 +142,10 @@ class Leaving:
             return None
         if number not in self._notices:
             return number
-        return signal.SIGTERM if self.give_notice(f"{number.name} was received") is None else None
+        if self.give_notice(f"{number.name} was received") is None:
+            return signal.SIGTERM
+        self._untold = None if inbox.sender is None else (number.name, inbox.sender)
+        return None
 
     # --- for the agent's loop ----------------------------------------------------------------------------------------------
 
@@ -154,6 +159,7 @@ class Leaving:
 
     def look(self) -> None:
         """A file may have appeared, or all have saved. Where it is time to leave, that is raised."""
+        self._tell_sender()
         if self._file is not None and self._file.has_appeared():
             self._file.close()
             self._file = None
@@ -169,6 +175,15 @@ class Leaving:
             case draining.GoAtOnce(why):
                 inbox.count_stop()
                 raise PreemptedError(why, all_saved=False)
+
+    def _tell_sender(self) -> None:
+        """Workers and other nodes know of the notice by now."""
+        told, self._untold = self._untold, None
+        if told is not None:
+            from rallypoint.base.senders import describe
+
+            if who := describe(*told):
+                report.info(who)
 
     def see(self, seen: agent_machine.Observation) -> agent_machine.Observation:
         """What an observation of the workers and the job means while a node has to leave."""

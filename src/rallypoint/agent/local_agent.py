@@ -417,7 +417,8 @@ class LocalElasticAgent(SimpleElasticAgent):
     ) -> None:
         self._monitor.stop_watching()
         self._stop_local_watchdog()
-        hold_on(self._pcontext).hurry_fd = self._peers.job.fence_fd()
+        hold = hold_on(self._pcontext)
+        hold.hurry_fd, hold.once_told = self._peers.job.fence_fd(), self._tell_sender
         if self._pcontext is not None:
             self._pcontext.close(death_sig, timeout)
 
@@ -443,7 +444,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         return RunResult(WorkerState.SUCCEEDED, {global_rank[local]: value for local, value in ended.return_values.items()})
 
     def _furthest_step(self, result: RunResult) -> int:
-        if not self._own_restarts.wants_step(result.failures):
+        if not self._own_restarts.wants_step(result.failures) or not self._monitor.is_told_of_steps():
             return -1
         now = time.monotonic()
         pulses = [self._monitor.pulse(worker.local_rank, now) for worker in self._worker_group.workers]
@@ -489,6 +490,7 @@ class LocalElasticAgent(SimpleElasticAgent):
     def _use_the_wait(self, licence_fd: int | None) -> None:
         if licence_fd is not None:
             warden_client.entrust(licence_fd)
+        inbox.learn_senders()
         self._warm_up()
         self._open_desk()
 
@@ -575,6 +577,7 @@ class LocalElasticAgent(SimpleElasticAgent):
             self._quiet_since = now
         elif now >= self._quiet_since + QUIET_S:
             self._quiet_since = None
+            inbox.learn_senders()
             self._open_desk()
             _load_provisions(self._notifier.provisions if self._notifier is not None else ())
 

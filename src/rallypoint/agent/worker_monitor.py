@@ -44,7 +44,7 @@ __all__ = ["WorkerMonitor"]
 
 TIMER_INTERVAL_S = 0.1
 PACE_PAUSE_S = 5.0
-BELL_OFFSET = 200  # in a worker's page, see `hangs.pulse_page`
+STEP_OFFSET, BELL_OFFSET = 40, 200  # in a worker's page, see `hangs.pulse_page`
 BLANK_PAGE = defaults.PULSE_MAGIC.to_bytes(8, sys.byteorder) + bytes(defaults.PULSE_PAGE_BYTES - 8)
 
 
@@ -306,6 +306,13 @@ class WorkerMonitor:
             self._awaits_steps, self._pace_at = False, now + PACE_PAUSE_S
         if self._pace_at is not None and now >= self._pace_at:
             self._pace_at = now + self._pacing().look(now)
+
+    def is_told_of_steps(self) -> bool:
+        """Whether any worker does, found out without loading what reads the pages."""
+        if self._hang_watch is not None or self._board is not None:
+            return True
+        told = range(self._spec.local_world_size) if self._page_fd >= 0 else ()
+        return any(any(os.pread(self._page_fd, 8, rank * defaults.PULSE_PAGE_BYTES + STEP_OFFSET)) for rank in told)
 
     # --- health ------------------------------------------------------------------------------------------------------------
 

@@ -29,7 +29,11 @@ from contextlib import contextmanager
 from types import FrameType
 
 from rallypoint.base import report
-from rallypoint.errors import signal_exception
+from rallypoint.errors import SignalException, signal_exception
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from rallypoint.base.senders import Notes, Sender
 
 __all__ = ["SignalInbox", "inbox", "nudging", "parse_signal_names"]
 
@@ -105,7 +109,9 @@ class SignalInbox:
         self._old_wakeup_fd = -1
         self._pipe: tuple[int, int] | None = None
         self._may_raise = False
-        self._pending: list[signal.Signals] = []
+        self._pending: list[tuple[signal.Signals, Sender | None]] = []
+        self._notes: Notes | None = None
+        self.sender: Sender | None = None  # of the signal that was seen or taken last, if that is known
         # In the main thread: what is left of a signal that came, if somebody has a use for it besides ending; any may be it.
         self.sift: Callable[[signal.Signals], signal.Signals | None] = _as_it_is
         self.received = 0  # since the first watcher began, of those seen; the second signal is one of impatience
@@ -141,6 +147,13 @@ class SignalInbox:
                 self._old_handlers[number] = signal.signal(number, self._handle)
         return True
 
+    def learn_senders(self) -> None:
+        """Know who sends what comes from now on, where that can be known. Nobody needs that to start."""
+        if self._watchers and self._notes is None and _is_main_thread():
+            from rallypoint.base import senders
+
+            self._notes = senders.take_notes(self._old_handlers)
+
     def end(self) -> signal.Signals | None:
         """Stop to receive; the last watcher is told of a signal that nobody has taken."""
         self._watchers -= 1
@@ -163,6 +176,7 @@ class SignalInbox:
     def _close(self) -> None:
         self._old_handlers.clear()
         self._pending.clear()
+        self._notes = self.sender = None
         for fd in self._pipe or ():
             os.close(fd)
         self._pipe = None
@@ -193,7 +207,7 @@ class SignalInbox:
         """Once: what is cleaned up behind the call that was interrupted is not to be interrupted in turn."""
         if self._may_raise and (number := self.take()) is not None:
             self._may_raise = False
-            raise signal_exception(f"received {number.name}", number)
+            raise self._exception(number)
 
     def fileno(self) -> int | None:
         """Readable when a signal has come; None where none can come."""
@@ -212,11 +226,16 @@ class SignalInbox:
         except BlockingIOError:
             return []
         ours = [signal.Signals(number) for number in numbers if number in self._old_handlers]
-        new = [left for number in ours if (left := self.sift(number)) is not None]
+        new = [one for number in ours if (one := self._sifted(number)) is not None]
         self._pass_on(bytes(number for number in numbers if number not in self._old_handlers))
         self._pending += new
         self.received += len(new)
-        return new
+        return [number for number, _ in new]
+
+    def _sifted(self, number: signal.Signals) -> tuple[signal.Signals, Sender | None] | None:
+        self.sender = self._notes.take(number) if self._notes is not None else None
+        left = self.sift(number)
+        return None if left is None else (left, self.sender)
 
     def _pass_on(self, numbers: bytes) -> None:
         if numbers and self._old_wakeup_fd >= 0:
@@ -228,12 +247,20 @@ class SignalInbox:
     def take(self) -> signal.Signals | None:
         """The oldest signal not yet taken."""
         self.collect()
-        return self._pending.pop(0) if self._pending and _is_main_thread() else None
+        if not self._pending or not _is_main_thread():
+            return None
+        number, self.sender = self._pending.pop(0)
+        return number
 
     def raise_pending(self) -> None:
         number = self.take()
         if number is not None:
-            raise signal_exception(f"received {number.name}", number)
+            raise self._exception(number)
+
+    def _exception(self, number: signal.Signals) -> SignalException:
+        error = signal_exception(f"received {number.name}", number)
+        error.sender = self.sender
+        return error
 
     @contextmanager
     def interrupting(self) -> Iterator[None]:

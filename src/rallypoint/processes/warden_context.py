@@ -78,6 +78,7 @@ class WardedContext(PContext):
         self.cpus: dict[int, tuple[int, ...]] = {}  # by local rank, of those that are bound
         self.kill_wait_s = defaults.UNINTERRUPTIBLE_TIMEOUT_S
         self.hurry_fd: int | None = None  # readable once there is no time left for grace
+        self.once_told: Callable[[], None] | None = None  # called when workers have been told to stop, and are not waited for yet
         self.licence_fd: int | None = None  # of the page that says until when the workers may run; None: there is no limit
         self.preload: tuple[str, ...] = ()  # the modules that workers are to find imported
         self.learner: Learner | None = None  # who wants to know what workers import
@@ -545,6 +546,7 @@ class WardedContext(PContext):
         while True:
             decision = shutdown.step(stop, self._present(), time.monotonic())
             self._send(decision.sends)
+            self._say_that_they_are_told()
             stop = self._stop = decision.stop
             match decision.outcome:
                 case shutdown.GaveUp(stuck):
@@ -565,6 +567,11 @@ class WardedContext(PContext):
             if is_hurried:
                 self.hurry_fd, stop = None, shutdown.hurry(stop)
                 self._ask_warden(in_a_hurry=True)
+
+    def _say_that_they_are_told(self) -> None:
+        tell, self.once_told = self.once_told, None
+        if tell is not None:
+            tell()
 
     def _wait_while_stopping(self, wake_at: float) -> set[int]:
         left_s = min(wake_at, self._look_at_warden_at) - time.monotonic()
