@@ -1,67 +1,120 @@
-"""See and steer jobs, from a program: what ``rallypoint ps``, ``status``, ``logs``, ``stop``, ``drain`` and ``restart`` do, and
-one fault of ``rallypoint chaos``.
+"""See and steer jobs, from a program: all that ``rallypoint ps``, ``status``, ``stacks``, ``logs``, ``stop``, ``drain`` and
+``restart`` do, and one fault of ``rallypoint chaos``.
 
     from rallypoint import inspect
 
     for job in inspect.jobs():
         print(job.job, job.phase, job.step)
 
-Jobs are found on this machine, through an agent of the same user that takes part in them. Errors are `UsageError` where no job,
-or more than one, is meant, and `RallypointError` where it cannot be done.
+Jobs are found on this machine, through an agent of the same user that takes part in them; or where their nodes meet, wherever
+that is:
+
+    with inspect.connect("node-a:29400", "my-job") as job:
+        print(job.status().phase)
+
+Errors are `UsageError` where no job, or more than one, is meant, and `RallypointError` where it cannot be done.
 """
 
 from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from rallypoint.base import defaults
+from rallypoint.base.records import Value
 from rallypoint.base.text import runs
 from rallypoint.errors import UsageError
-from rallypoint.inspection import client, log_reading
+from rallypoint.inspection import client, log_reading, view
+from rallypoint.inspection import stacks as worker_stacks
+from rallypoint.inspection.client import LocalJob, RemoteJob
 from rallypoint.inspection.log_lines import LogLine
 from rallypoint.inspection.log_times import parse_since
-from rallypoint.inspection.view import Happening, JobView, NodeView, WorkerView, jobs_of, stragglers, to_document
+from rallypoint.inspection.stack_relay import PATIENCE_S as STACKS_PATIENCE_S
+from rallypoint.inspection.stack_view import ProcessDump, StacksView, WorkerDump
+from rallypoint.inspection.view import Happening, JobView, NodeView, WorkerView, jobs_of, stragglers
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from rallypoint.chaos.outcome import Outcome
 
 __all__ = [
-    "Happening", "JobView", "LogLine", "NodeView", "WorkerView", "drain", "hurt", "jobs", "logs", "restart", "status", "stop",
+    "Happening", "JobView", "LocalJob", "LogLine", "NodeView", "ProcessDump", "RemoteJob", "StacksView", "WorkerDump",
+    "WorkerView", "ask_worker", "connect", "drain", "find", "hurt", "jobs", "logs", "restart", "stacks", "status", "stop",
     "stragglers", "to_document",
 ]  # fmt: skip
 
+NO_SETTINGS: Mapping[str, Any] = {}
 
-def jobs() -> list[JobView]:
-    """The jobs that have an agent on this machine, each with those agents alone: no other machine is asked."""
+
+def jobs(endpoint: str = "", backend: str = defaults.BACKEND_ELASTIC, settings: Mapping[str, Any] = NO_SETTINGS) -> list[JobView]:
+    """The jobs that have an agent on this machine, each with those agents alone: no other machine is asked.
+
+    With an endpoint, those whose nodes meet there, each with all of its nodes; `connect` describes the rest.
+    """
+    if endpoint:
+        return client.jobs_at(endpoint, backend, settings)
     return jobs_of(agent.node for agent in client.list_agents()[0])
 
 
-def status(job: str = "", patience_s: float = client.PATIENCE_S) -> JobView:
-    """A job with all of its nodes; those that do not answer in that time are in `JobView.silent`.
+def find(job: str = "") -> LocalJob:
+    """A job of this machine, to be asked with the methods ``status``, ``stacks``, ``stop``, ``restart`` and ``drain``.
 
     `job` is its ID, the beginning of it, or the process ID of its launcher; it can be left out where one job runs.
     """
-    return _find(job).status(patience_s)
+    agents, troubles = client.list_agents()
+    return client.find_job(agents, job, troubles)
+
+
+def connect(
+    endpoint: str, job: str, backend: str = defaults.BACKEND_ELASTIC, settings: Mapping[str, Any] = NO_SETTINGS
+) -> RemoteJob:
+    """The job of this ID whose nodes meet there, with the same methods; to be closed, as by ``with``.
+
+    `backend` is that of the job, c10d or etcd, and `settings` are those of its ``--rdzv-conf``, such as ``secret_file``.
+    """
+    return client.connect(endpoint, job, backend, settings)
+
+
+def status(job: str = "", patience_s: float = client.PATIENCE_S) -> JobView:
+    """A job with all of its nodes; those that do not answer in that time are in `JobView.silent`."""
+    return find(job).status(patience_s)
+
+
+def stacks(job: str = "", ranks: Iterable[int] | None = None, patience_s: float = STACKS_PATIENCE_S) -> StacksView:
+    """Where the workers of a job stand, or those of these ranks, on all of its nodes; some need py-spy for that."""
+    return find(job).stacks(None if ranks is None else runs(ranks), patience_s)
+
+
+def ask_worker(socket_path: str, handler: str) -> str:
+    """What a worker of this machine answers at its control socket (`rallypoint.control_plane`)."""
+    return worker_stacks.ask(socket_path, handler)[1]
 
 
 def stop(job: str = "") -> str:
     """Have all nodes stop their workers and end, as by SIGTERM; returns what was done, and does not wait for it."""
-    return _find(job).stop()
+    return find(job).stop()
 
 
 def restart(job: str = "") -> str:
     """Have all workers stopped and started again; it does not count against ``max_restarts``."""
-    return _find(job).restart()
+    return find(job).restart()
 
 
 def drain(node: str, job: str = "", force: bool = False, now: bool = False) -> str:
     """Have one node, by its name, its host's name or its rank, leave its job. One without which the job would end is refused,
     unless with `force`. With ``--drain-grace`` all workers save first, unless `now`.
     """
-    return _find(job).drain(node, force, now)
+    return find(job).drain(node, force, now)
+
+
+def to_document(seen: Value) -> dict[str, Any]:
+    """As JSON has it, and as ``--json`` prints it."""
+    return view.job_document(seen) if isinstance(seen, JobView) else view.to_document(seen)
 
 
 def hurt(fault: str, job: str = "", patience_s: float = defaults.DRILL_PATIENCE_S) -> Outcome:
@@ -105,8 +158,3 @@ def logs(
     )
     found = log_reading.read_lines(log_reading.find_logs(job), wish, follow, collapse)
     return (line for line in found if line is not None)
-
-
-def _find(job: str) -> client.LocalJob:
-    agents, troubles = client.list_agents()
-    return client.find_job(agents, job, troubles)

@@ -13,9 +13,9 @@ import pytest
 from tests.conftest import AT_ONCE_S
 from tests.control.workers import VARIABLE, finish, first_line, running
 
-from rallypoint.cli import stacks as stacks_command
 from rallypoint.cli.stacks import stacks_main
 from rallypoint.errors import ExitCode
+from rallypoint.inspection import stacks as stacks_command
 
 WORKER = """
     import sys

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -51,7 +52,8 @@ def test_a_restart_and_a_stop(job: Any, wait_until: Any) -> None:
     seen = inspect.status()
     assert seen.restarts == 0
     assert not pids & {worker.pid for worker in seen.nodes[0].workers}
-    assert command("stop", str(job.pid)).returncode == 0
+    stopped = json.loads(command("stop", str(job.pid), "--json").stdout)
+    assert stopped == {"format": 1, "job": "solo", "done": "it was told to stop its workers and end", "has_ended": True}
     assert job.wait() == 79
 
 
@@ -91,11 +93,13 @@ def test_stacks_of_a_job_without_preparation(job: Any, tmp_path: Path, monkeypat
     spy.write_text('#!/bin/sh\necho "Thread 1: $*"\n')
     spy.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    told = json.loads(command("stacks", "--json", str(workers[0].pid)).stdout)
+    assert [(one["rank"], [each["how"] for each in one["processes"]]) for one in told["workers"]] == [(None, ["py-spy"])]
     spied = command("stacks")
     for worker in workers:
         assert f"--- rank {worker.rank}\n=== process {worker.pid}, by py-spy\nThread 1: dump --pid {worker.pid}\n" in spied.stdout
     assert command("stacks", "--rank", "1,7-8").stderr == (
-        "rallypoint stacks: error: ranks 7-8 of solo are not on this machine; here are 0-1\n"
+        "rallypoint stacks: error: solo has no ranks 7-8; there are ranks 0-1\n"
     )
     assert "is not a list of ranks" in command("stacks", "--rank", "x").stderr
 

@@ -17,6 +17,7 @@ from rallypoint.inspection.view import (
     WorkerView,
     find_node,
     including,
+    job_document,
     job_of,
     jobs_of,
     read_job,
@@ -128,6 +129,25 @@ class TestAsJson:
         one = node("a", workers=(worker,), history=(Happening(3.5, "restart", "rank 3 failed"),), seconds={"running": 1.5})
         job = JobView("a-job", (one,), ("b",), "1 of 2 nodes")
         assert read_job(json.loads(to_json(to_document(job)))) == job
+
+    def test_what_follows_for_the_job_as_a_whole_is_in_its_document(self) -> None:
+        quick = [WorkerView(rank, rank, 100 + rank, step=50, step_s=0.1, steps=49) for rank in range(3)]
+        slow = WorkerView(3, 0, 103, step=40, step_s=0.3, steps=39)
+        members = node(
+            "a", workers=tuple(quick), seconds={"running": 30.0, "lost": 10.0}, world_size=4, max_restarts=3, restarts=1
+        )
+        other = node("b", 1, workers=(slow,), seconds={"running": 40.0})
+        spare = node("c", None, generation=0, phase="waiting")
+        job = job_of([members, other, spare], ("d",))
+        document = json.loads(to_json(job_document(job)))
+        assert {name: document[name] for name in ("job", "format", "phase", "generation", "world_size", "restarts")} == {
+            "job": "a-job", "format": FORMAT, "phase": "running", "generation": 1, "world_size": 4, "restarts": 1,
+        }  # fmt: skip
+        assert (document["max_restarts"], document["step"], document["goodput"], document["lost_s"]) == (3, 40, 0.875, 10.0)
+        assert document["stragglers"] == [{"rank": 3, "step": 40, "step_s": 0.3, "times_median": 3.0}]
+        assert document["spares"] == [{"node": "c", "id": "c#1", "pid": 10}]
+        assert read_job(document) == job  # nothing of it has to be understood
+        assert job_document(job_of(()))["goodput"] is None
 
     def test_what_a_later_version_adds_is_left_out(self) -> None:
         assert read_node({**to_document(node("a")), "colour": "red"}) == node("a")

@@ -70,7 +70,7 @@ class Recording:
         self._refuses = refuses
         self.looks = 0
         self.asked: list[Question] = []
-        self.shown: list[int] = []
+        self.shown: list[tuple[str, ...]] = []
 
     def look(self, before: Watch) -> Watch:
         self.looks += 1
@@ -92,6 +92,8 @@ class Recording:
             raise RallypointError(self._refuses)
         return f"told to {question.what}"
 
-    def stacks(self, pid: int) -> str:
-        self.shown.append(pid)
-        return "\n".join([f"=== process {pid}", *(f'  File "train.py", line {line} in step' for line in range(40))])
+    def stacks(self, words: Sequence[str]) -> str:
+        self.shown.append(tuple(words))
+        return "\n".join(
+            [f"=== process of {' '.join(words)}", *(f'  File "train.py", line {line} in step' for line in range(40))]
+        )

@@ -235,7 +235,7 @@ def test_stacks_and_help_are_pages_to_be_read() -> None:
     async def check(screen: Screen) -> None:
         await screen.until_shown("6 ranks")
         await screen.press("down", "t")
-        await screen.until_shown("stacks of rank 1, pid 4001", "=== process 4001")
+        await screen.until_shown("stacks of rank 1, pid 4001", "=== process of 4001")
         looks = screen.source.looks
         await screen.until(lambda: screen.source.looks > looks)  # the job is looked at meanwhile
         await screen.press("end")
@@ -243,8 +243,10 @@ def test_stacks_and_help_are_pages_to_be_read() -> None:
         await screen.press("escape")
         await screen.until(lambda: not isinstance(screen.app.screen, Page))
         await screen.press("end", "t")
-        await screen.until_shown("rank 5 is on host-2: rallypoint stacks 4005")
-        assert screen.source.shown == [4001]
+        await screen.until_shown("stacks of rank 5 on host-2", "=== process of tri --rank 5")
+        assert screen.source.shown == [("4001",), ("tri", "--rank", "5")]
+        await screen.press("escape")
+        await screen.until(lambda: not isinstance(screen.app.screen, Page))
         await screen.press("question_mark")
         await screen.until_shown("stop the job on all of its nodes")
         await screen.press("q")

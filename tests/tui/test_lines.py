@@ -209,10 +209,10 @@ def test_who_drains_the_host_of_the_store_is_told_that_the_job_ends_with_it() ->
     )
 
 
-def test_stacks_are_asked_for_on_this_machine_only() -> None:
+def test_stacks_are_asked_for_of_a_process_here_and_of_a_rank_elsewhere() -> None:
     watch = look([job()])
-    assert lines.stacks_of(watch, ("id-0", 1), HERE) == ("stacks of rank 1, pid 4001", 4001)
-    assert lines.stacks_of(watch, ("id-1", 0), HERE) == "rank 2 is on host-1: rallypoint stacks 4002 shows its stacks there"
+    assert lines.stacks_of(watch, ("id-0", 1), HERE) == ("stacks of rank 1, pid 4001", ("4001",))
+    assert lines.stacks_of(watch, ("id-1", 0), HERE) == ("stacks of rank 2 on host-1", ("tri", "--rank", "2"))
     assert lines.stacks_of(watch, None, HERE) == "no rank is chosen"
 
 

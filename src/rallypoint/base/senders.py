@@ -111,7 +111,7 @@ class Notes:
 
 
 class _Library:
-    """What this takes of the C library, through what ctypes is made of (see `processes.kernel`). AttributeError: it has not that."""
+    """What this takes of the C library, through what ctypes is made of (see `processes.kernel`). AttributeError: it lacks that."""
 
     def __init__(self) -> None:
         import _ctypes

@@ -1,7 +1,7 @@
-"""The commands that see and steer jobs which run on this machine: ``ps``, ``status``, ``stop``, ``drain`` and ``restart``.
+"""The commands that see and steer jobs: ``ps``, ``status``, ``stop``, ``drain`` and ``restart``.
 
-Each asks agents of the same user over their control sockets (`inspection.client`). What they print is made by pure functions of
-what was answered.
+Each asks agents of the same user over their control sockets, or where the nodes of a job meet (`inspection.client`). What they
+print is made by pure functions of what was answered.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from rallypoint.base import defaults
 from rallypoint.base.json_text import clip
@@ -20,10 +21,14 @@ from rallypoint.cli.main import print_text
 from rallypoint.errors import ExitCode, RallypointError, UsageError
 from rallypoint.inspection import client
 from rallypoint.inspection.client import LocalJob, RemoteJob
-from rallypoint.inspection.view import FORMAT, JobView, NodeView, WorkerView, jobs_of, straggling, to_document
+from rallypoint.inspection.view import FORMAT, JobView, NodeView, WorkerView, job_document, jobs_of, straggling
 from rallypoint.protocol.pace import SLOW
 from rallypoint.story.phases import RUNNING
 from rallypoint.story.story import duration
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 __all__ = ["USAGES", "Flags", "jobs_main", "read_arguments", "render_jobs", "render_status"]
 
@@ -41,12 +46,13 @@ _ELSEWHERE = """\
   --conf      settings, as in its --rdzv-conf: secret_file=FILE, or etcd's"""
 _VALUED = ("--endpoint", "--backend", "--conf")
 USAGES = {
-    "ps": """\
-usage: rallypoint ps [--json]
+    "ps": f"""\
+usage: rallypoint ps [--json] [--endpoint HOST:PORT]
 
-List the jobs of this user that run on this machine.
+List the jobs of this user that run on this machine, or with --endpoint those whose nodes meet there.
 
   --json      print one JSON document instead of a table
+{_ELSEWHERE}
   --help      show this help and exit""",
     "status": f"""\
 usage: rallypoint status [JOB] [--all] [--json] [--endpoint HOST:PORT]
@@ -59,25 +65,27 @@ Show how a job stands on all of its nodes: phase, generation, restarts and why, 
 {_ELSEWHERE}
   --help      show this help and exit""",
     "stop": f"""\
-usage: rallypoint stop [JOB] [--no-wait] [--endpoint HOST:PORT]
+usage: rallypoint stop [JOB] [--no-wait] [--json] [--endpoint HOST:PORT]
 
 Stop a job on all of its nodes, as SIGTERM to each launcher would: workers get their time to end. The launchers exit with code
 {ExitCode.STOPPED}, so that no scheduler starts the job again.
 {_JOB}
 
   --no-wait   do not wait until it has ended on this machine
+  --json      print one JSON document instead of text
 {_ELSEWHERE}
   --help      show this help and exit""",
     "restart": f"""\
-usage: rallypoint restart [JOB] [--endpoint HOST:PORT]
+usage: rallypoint restart [JOB] [--json] [--endpoint HOST:PORT]
 
 Stop the workers of a job on all nodes and start them again. It does not count against --max-restarts.
 {_JOB}
 
+  --json      print one JSON document instead of text
 {_ELSEWHERE}
   --help      show this help and exit""",
     "drain": f"""\
-usage: rallypoint drain NODE [JOB] [--now] [--force] [--endpoint HOST:PORT]
+usage: rallypoint drain NODE [JOB] [--now] [--force] [--json] [--endpoint HOST:PORT]
 
 Have one node stop its workers and leave the job, as SIGTERM to its launcher would. The others go on if they are enough.
 If the node was started with --drain-grace, all workers of the job save first.
@@ -86,6 +94,7 @@ NODE is its name, its host's name, or its rank among the nodes.
 
   --now       do not let workers save first
   --force     also if the job ends with that node, because it hosts the coordination store
+  --json      print one JSON document instead of text
 {_ELSEWHERE}
   --help      show this help and exit""",
 }
@@ -103,13 +112,9 @@ def jobs_main(command: str, argv: Sequence[str]) -> int:
     except RallypointError as error:
         print(f"rallypoint {command}: error: {clip(str(error), 10_000)}", file=sys.stderr)
         return ExitCode.USAGE if isinstance(error, UsageError) else ExitCode.WORKER_FAILED
-    except KeyboardInterrupt:
-        return ExitCode.USAGE
 
 
 def _read_arguments(command: str, argv: Sequence[str]) -> tuple[Flags, list[str]]:
-    if command == "ps" and any(word.partition("=")[0] in _VALUED for word in argv):
-        raise UsageError("it lists the jobs of this machine; one elsewhere: rallypoint status JOB --endpoint HOST:PORT")
     flags, words = read_arguments(USAGES[command], argv, _VALUED)
     least, most = {"ps": (0, 0), "drain": (1, 2)}.get(command, (0, 1))
     if "--help" not in flags and not least <= len(words) <= most:
@@ -139,27 +144,45 @@ def read_arguments(usage: str, argv: Sequence[str], valued: Sequence[str]) -> tu
 
 
 def _ps(flags: Flags, _: list[str]) -> int:
-    agents, troubles = client.list_agents()
-    jobs = jobs_of(agent.node for agent in agents)
+    troubles: list[str] = []
+    if endpoint := flags.get("--endpoint"):
+        jobs, where = client.jobs_at(endpoint, *_how(flags)), f"meets at {endpoint}"
+    else:
+        agents, troubles = client.list_agents()
+        jobs, where = jobs_of(agent.node for agent in agents), "of this user runs on this machine"
     if "--json" in flags:
-        return print_text(json.dumps({"format": FORMAT, "jobs": list(map(to_document, jobs)), "unanswered": troubles}, indent=2))
+        return _print_json(jobs=list(map(job_document, jobs)), unanswered=troubles)
     for line in troubles:
         print(f"rallypoint ps: process {line}", file=sys.stderr)
-    return print_text(render_jobs(jobs)) if jobs or not troubles else ExitCode.SUCCESS
+    return print_text(render_jobs(jobs) if jobs else f"no job {where}") if jobs or not troubles else ExitCode.SUCCESS
+
+
+def _print_json(**document: object) -> int:
+    return print_text(json.dumps({"format": FORMAT, **document}, indent=2))
 
 
 def _status(flags: Flags, words: list[str]) -> int:
-    job = _find(flags, words).status()
+    with _found(flags, words) as found:
+        job = found.status()
     if "--json" in flags:
-        return print_text(json.dumps(to_document(job), indent=2))
+        return print_text(json.dumps(job_document(job), indent=2))
     return print_text(render_status(job, SHOWN_WORKERS if "--all" not in flags else None))
 
 
 def _stop(flags: Flags, words: list[str]) -> int:
-    job = _find(flags, words)
-    print_text(f"{job.name}: {job.stop()}")
-    if "--no-wait" in flags or not job.agents:
-        return ExitCode.SUCCESS
+    with _found(flags, words) as job:
+        done = job.stop()
+    if "--json" not in flags:
+        print_text(f"{job.name}: {done}")
+    has_ended = "--no-wait" not in flags and bool(job.agents)
+    if has_ended:
+        _await_end(job)
+    if "--json" in flags:
+        return _print_json(job=job.name, done=done, has_ended=has_ended)
+    return print_text(f"{job.name}: it has ended on this machine") if has_ended else ExitCode.SUCCESS
+
+
+def _await_end(job: LocalJob | RemoteJob) -> None:
     ends_at = time.monotonic() + STOPPED_WITHIN_S
     while left := _left(job):
         if time.monotonic() >= ends_at:
@@ -167,7 +190,6 @@ def _stop(flags: Flags, words: list[str]) -> int:
                 f"after {STOPPED_WITHIN_S:g} s there is still process {'; process '.join(left)}; it goes on stopping"
             )
         time.sleep(LOOK_EVERY_S)
-    return print_text(f"{job.name}: it has ended on this machine")
 
 
 def _left(job: LocalJob | RemoteJob) -> list[str]:
@@ -177,37 +199,48 @@ def _left(job: LocalJob | RemoteJob) -> list[str]:
 
 
 def _restart(flags: Flags, words: list[str]) -> int:
-    job = _find(flags, words)
-    return print_text(f"{job.name}: {job.restart()}")
+    with _found(flags, words) as job:
+        return _tell(flags, job.name, job.restart())
 
 
 def _drain(flags: Flags, words: list[str]) -> int:
-    job = _find(flags, words[1:])
-    return print_text(f"{job.name}: {job.drain(words[0], '--force' in flags, '--now' in flags)}")
+    with _found(flags, words[1:]) as job:
+        return _tell(flags, job.name, job.drain(words[0], "--force" in flags, "--now" in flags))
 
 
-def _find(flags: Flags, words: list[str]) -> LocalJob | RemoteJob:
-    if endpoint := flags.get("--endpoint"):
-        if not words:
-            raise UsageError("--endpoint: name the job, by its whole ID")
-        backend = flags.get("--backend", defaults.BACKEND_ELASTIC)
-        return client.connect(endpoint, words[0], backend, parse_settings(flags.get("--conf", "")))
-    agents, troubles = client.list_agents()
-    return client.find_job(agents, words[0] if words else "", troubles)
+def _tell(flags: Flags, job: str, done: str) -> int:
+    return _print_json(job=job, done=done) if "--json" in flags else print_text(f"{job}: {done}")
+
+
+def _how(flags: Flags) -> tuple[str, dict[str, Any]]:
+    """The back end, and its settings."""
+    return flags.get("--backend", defaults.BACKEND_ELASTIC), parse_settings(flags.get("--conf", ""))
+
+
+@contextmanager
+def _found(flags: Flags, words: list[str]) -> Iterator[LocalJob | RemoteJob]:
+    if not (endpoint := flags.get("--endpoint")):
+        agents, troubles = client.list_agents()
+        yield client.find_job(agents, words[0] if words else "", troubles)
+        return
+    if not words:
+        raise UsageError("--endpoint: name the job, by its whole ID; rallypoint ps --endpoint tells it")
+    with client.connect(endpoint, words[0], *_how(flags)) as job:
+        yield job
 
 
 # --- as text ---------------------------------------------------------------------------------------------------------------
 
 
 def render_jobs(jobs: Sequence[JobView]) -> str:
-    if not jobs:
-        return "no job of this user runs on this machine"
     titles = ("JOB", "PHASE", "NODES", "WORKERS", "GENERATION", "RESTARTS", "UP", "PIDS", "COMMAND")
     return _table([titles, *map(_job_row, jobs)])
 
 
 def _job_row(job: JobView) -> tuple[str, ...]:
-    first = job.nodes[0]
+    first = next(iter(job.members or job.nodes), None)
+    if first is None:
+        return job.job, "no answer", f"0 of {len(job.silent)}", *"------"
     here = len(job.nodes)
     nodes = f"{here} of {first.nodes}" if first.nodes not in (None, here) else str(here)
     return (
@@ -240,7 +273,9 @@ def render_status(job: JobView, most_workers: int | None = None) -> str:
 
 
 def _headline(job: JobView) -> str:
-    first = (job.members or job.nodes)[0]
+    first = next(iter(job.members or job.nodes), None)
+    if first is None:
+        return f"{job.job}: no answer"
     parts = [f"{job.job}: {job.phase}", f"{many(len(job.nodes), 'node')}"]
     if first.world_size is not None:
         parts.append(many(first.world_size, "worker"))

@@ -1,56 +1,44 @@
-"""The command ``rallypoint stacks``: what workers do at this moment.
-
-A worker is asked over its control socket. One that has none, but was prepared for a watch over hangs, is asked by the signal that
-its agent would use. Of any other, py-spy shows the stacks where it is installed and allowed, and else the kernel shows where its
-threads are.
-"""
+"""The command ``rallypoint stacks``: what workers do at this moment, on all nodes of a job; `inspection.stacks` asks them."""
 
 from __future__ import annotations
 
-import glob
-import http.client
-import os
-import shutil
-import socket
+import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rallypoint.base import defaults, report
-from rallypoint.base.text import plural, ranges, runs, who_of
-from rallypoint.control_plane import TORCH_WORKER_SERVER_SOCKET
+from rallypoint.base.text import Run, plural
+from rallypoint.cli.arguments import parse_settings
+from rallypoint.cli.command_line import closest
+from rallypoint.cli.main import print_text
 from rallypoint.errors import ExitCode, RallypointError, UsageError
 from rallypoint.inspection.log_rules import parse_ranks
-from rallypoint.net.private_socket import peer_of
-from rallypoint.processes.activity import families_of
+from rallypoint.inspection.stack_view import StacksView, WorkerDump, lines_of, stacks_view
+from rallypoint.inspection.stacks import dump_place, is_place
+from rallypoint.inspection.view import to_document
 
-__all__ = ["NoSocketError", "ask", "find_prepared", "find_sockets", "stacks_main"]
+__all__ = ["USAGE", "stacks_main"]
 
-ANSWER_S = 5.0
-ANSWER_BYTES_MAX = 16 * 1024 * 1024
-ENVIRONMENT_BYTES_MAX = 4 * 1024 * 1024
-PY_SPY, PY_SPY_S = "py-spy", 30.0
 USAGE = f"""\
-usage: rallypoint stacks [JOB|PID|SOCKET ...] [--rank RANKS]
+usage: rallypoint stacks [JOB|PID|SOCKET ...] [--rank RANKS] [--json] [--endpoint HOST:PORT]
 
-Print the Python stacks of all threads of workers on this machine. A worker that runs inside worker_main(), or in a job with
---hang-timeout, answers by itself; for others, py-spy has to be installed.
-JOB     all workers of the job, by its ID or the beginning of it; can be left out where one job runs
-PID     a worker, or the launcher for all of its workers
-SOCKET  path of a worker's control socket, as in {TORCH_WORKER_SERVER_SOCKET}
+Print the Python stacks of all threads of workers, on all nodes of their job. A worker that runs inside worker_main(), or in a
+job with --hang-timeout, answers by itself; for others, py-spy has to be installed on its machine.
+JOB     all workers of the job, by its ID or the beginning of it; can be left out where one job runs here. A job that does not
+        run here is asked where its nodes meet: give its whole ID, and --endpoint.
+PID     a worker of this machine, or the launcher for all of its workers
+SOCKET  path of a worker's control socket, as in {defaults.ENV_CONTROL_SOCKET}
 
   --rank      only these of the job's ranks, such as 3,8-11
+  --json      print one JSON document instead of text
+  --endpoint  where the job's nodes meet, as in its --rdzv-endpoint
+  --backend   c10d or etcd, as in its --rdzv-backend [c10d]
+  --conf      settings, as in its --rdzv-conf: secret_file=FILE, or etcd's
   --help      show this help and exit
 """
 
-
-_HOW_TO_PREPARE = (
-    "start the job with --hang-timeout SECONDS, or run its work inside worker_main(). "
-    "For this one, `py-spy dump --pid PID` shows them, where py-spy is installed and allowed"
-)
-
-
-class NoSocketError(UsageError):
-    """There is a process, but none below it has a control socket."""
+_VALUED = ("--rank", "--endpoint", "--backend", "--conf")
+_KNOWN = (*_VALUED, "--json", "--help")
 
 
 def stacks_main(argv: Sequence[str]) -> int:
@@ -59,256 +47,98 @@ def stacks_main(argv: Sequence[str]) -> int:
         sys.stdout.write(USAGE)
         return ExitCode.SUCCESS
     try:
-        words, ranks = _read_arguments(argv)
+        words, flags = _read_arguments(argv)
+        ranks = parse_ranks(flags["--rank"]) if "--rank" in flags else None
     except UsageError as error:
-        return _complain(error, ExitCode.USAGE)
-    code = ExitCode.SUCCESS
+        return _complain(error)
+    code, found = ExitCode.SUCCESS, stacks_view(())
     for word in words or [""]:
         try:
-            code = (_show_job(word, ranks) if ranks is not None or not _is_place(word) else _show_place(word)) or code
+            seen = _look(word, ranks, flags)
         except RallypointError as error:
-            code = _complain(error, ExitCode.USAGE if isinstance(error, UsageError) else ExitCode.WORKER_FAILED)
+            code = _complain(error)
+            continue
+        if "--json" in flags:
+            found = found.replace(workers=(*found.workers, *seen.workers), silent=(*found.silent, *seen.silent), note=seen.note)
+        else:
+            _print(seen)
+        code = _tell_troubles(seen) or code
+    if "--json" in flags and (found.workers or code == ExitCode.SUCCESS):
+        print_text(json.dumps(to_document(found), indent=2))
     return code
 
 
-def _show_place(word: str) -> int:
-    """A process, or whoever answers at a socket."""
-    try:
-        paths = find_sockets(int(word)) if word.isdecimal() else [word]
-    except NoSocketError as error:
-        is_spied = not find_prepared(int(word)) and shutil.which(PY_SPY) is not None
-        return _show_from_outside(int(word)) if is_spied else _show_by_signal(int(word), error)
-    return max([_show(path) for path in paths])
-
-
-def _read_arguments(argv: Sequence[str]) -> tuple[list[str], set[int] | None]:
-    """The words, and which ranks are asked for."""
+def _read_arguments(argv: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+    """The words, and the flags with their values."""
     words: list[str] = []
-    ranks: set[int] | None = None
+    flags: dict[str, str] = {}
     rest = iter(argv)
     for word in rest:
-        name, _, value = word.partition("=")
-        if name == "--rank":
-            chosen = parse_ranks(value or next(rest, ""))
-            ranks = {rank for first, last in chosen for rank in range(first, last + 1)}
-        elif word.startswith("-"):
-            raise UsageError(f"unknown flag {name}; there are --rank and --help")
-        else:
+        name, separator, value = word.partition("=")
+        if not word.startswith("-"):
             words.append(word)
-    return words, ranks
+        elif name not in _KNOWN or (separator and name not in _VALUED):
+            meant = closest(name, list(_KNOWN))
+            raise UsageError(f"unknown flag {name}; " + (f"did you mean {meant}?" if meant else f"there are {', '.join(_KNOWN)}"))
+        else:
+            flags[name] = (value if separator else next(rest, "")) if name in _VALUED else ""
+            if name in _VALUED and not flags[name]:
+                raise UsageError(f"{name} needs a value")
+    if "--endpoint" in flags and len(words) != 1:
+        raise UsageError("--endpoint: name the job, by its whole ID")
+    return words, flags
+
+
+def _look(word: str, ranks: Sequence[Run] | None, flags: Mapping[str, str]) -> StacksView:
+    from rallypoint.inspection import client
+
+    if endpoint := flags.get("--endpoint"):
+        settings = parse_settings(flags.get("--conf", ""))
+        with client.connect(endpoint, word, flags.get("--backend", defaults.BACKEND_ELASTIC), settings) as job:
+            return job.stacks(ranks)
+    if ranks is None and _is_place(word):
+        return stacks_view([dump_place(word)])
+    agents, troubles = client.list_agents()
+    return client.find_job(agents, word, troubles).stacks(ranks)
 
 
 def _is_place(word: str) -> bool:
     """Whether it is a process or the path of a socket, and not the name of a job, which may be a number too."""
-    if word.isdecimal():
-        return os.path.exists(f"/proc/{word}") or not _jobs_named(word)
-    return os.path.exists(word) or ("/" in word and not _jobs_named(word))
+    if not word:
+        return False
+    return is_place(word) or ((word.isdecimal() or "/" in word) and not _is_job(word))
 
 
-def _jobs_named(word: str) -> bool:
+def _is_job(word: str) -> bool:
     from rallypoint.inspection import client
 
     return any(agent.node.job.startswith(word) for agent in client.list_agents()[0])
 
 
-def _show_job(name: str, ranks: set[int] | None) -> int:
-    """The workers of a job, as far as they are on this machine."""
-    from rallypoint.inspection import client
-
-    present, troubles = client.list_agents()
-    agents = client.find_job(present, name, troubles).agents
-    workers = {worker.rank: worker.pid for agent in agents for worker in agent.node.workers}
-    if not workers:
-        node = agents[0].node
-        raise RallypointError(
-            f"no worker of {node.job} runs on this machine: it is {node.phase}{f', {node.why}' if node.why else ''}"
-        )
-    wanted = sorted(workers) if ranks is None else sorted(ranks)
-    if missing := [rank for rank in wanted if rank not in workers]:
-        here = f"here are {ranges(workers)}" if workers else "here are none"
-        who = f"{who_of(runs(missing))} of {agents[0].node.job}"
-        raise UsageError(f"{who} {plural(len(missing), 'is', 'are')} not on this machine; {here}")
-    code = ExitCode.SUCCESS
-    for rank in wanted:
-        code = _show_worker(rank, workers[rank]) or code
-    return code
+def _print(seen: StacksView) -> None:
+    many_nodes = len({worker.node for worker in seen.workers}) > 1
+    for worker in seen.workers:
+        where = f" on {worker.node}" if many_nodes else ""
+        heading = [] if worker.rank is None else [f"--- rank {worker.rank}{where}"]
+        lines = [*heading, *(line for process in worker.processes for line in lines_of(process))]
+        if lines:
+            print_text("\n".join(map(report.escaped, lines)))
 
 
-def _show_worker(rank: int, pid: int) -> int:
-    """By whichever way there is."""
-    print(f"--- rank {rank}", flush=True)
-    try:
-        for path in find_sockets(pid):
-            if (code := _show(path)) != ExitCode.SUCCESS:
-                return code
-    except NoSocketError as error:
-        return _show_by_signal(pid, error) if find_prepared(pid) else _show_from_outside(pid)
-    except UsageError as error:
-        return _complain(error, ExitCode.WORKER_FAILED)
-    return ExitCode.SUCCESS
+def _tell_troubles(seen: StacksView) -> int:
+    troubles = [*map(_trouble, seen.workers), seen.note]
+    if seen.silent:
+        troubles.append(f"no answer from {plural(len(seen.silent), 'node')} {', '.join(seen.silent[:16])}")
+    told = [trouble for trouble in troubles if trouble]
+    for trouble in told:
+        _complain(RallypointError(trouble))
+    return ExitCode.WORKER_FAILED if told else ExitCode.SUCCESS
 
 
-def _show_from_outside(pid: int) -> int:
-    """Of a process that was not prepared for it."""
-    import subprocess
-    import time
-
-    why = "it was not prepared to show them; install py-spy, or start the job with --hang-timeout SECONDS"
-    if program := shutil.which(PY_SPY):
-        try:
-            dump = [program, "dump", "--pid", str(pid)]
-            found = subprocess.run(dump, capture_output=True, text=True, timeout=PY_SPY_S, check=False)
-            if found.returncode == 0:
-                _print_stacks(f"process {pid}, by py-spy", found.stdout.rstrip())
-                return ExitCode.SUCCESS
-            why = f"py-spy says: {' '.join(found.stderr.split())}"
-        except (OSError, subprocess.TimeoutExpired) as error:
-            why = f"py-spy failed: {error}"
-    from rallypoint.hangs.stacks import kernel_view
-
-    lines = kernel_view(pid, time.monotonic() + ANSWER_S)
-    _print_stacks(f"process {pid}, as the kernel sees it; its Python stacks are not known: {why}", "\n".join(lines))
-    return ExitCode.SUCCESS
+def _trouble(worker: WorkerDump) -> str:
+    return f"rank {worker.rank}: {worker.error}" if worker.error and worker.rank is not None else worker.error
 
 
-def _show_by_signal(pid: int, why_no_socket: NoSocketError) -> int:
-    from rallypoint.hangs.stacks import StackDesk
-
-    code, workers = ExitCode.SUCCESS, find_prepared(pid)
-    for worker, place in workers.items():
-        try:
-            desk = StackDesk.of_another(place)
-        except OSError as error:
-            code = _complain(RallypointError(f"process {worker} cannot be asked: {error.strerror}"), ExitCode.WORKER_FAILED)
-            continue
-        try:
-            processes = desk.ask({0: worker}, {})[0].processes
-        finally:
-            desk.close()
-        for one in processes:
-            _print_stacks(f"process {one.pid} {one.command}".rstrip(), one.text or f"no stacks: {one.why_none}")
-    return code if workers else _complain(why_no_socket, ExitCode.USAGE)
-
-
-def _print_stacks(of: str, text: str) -> None:
-    print("\n".join(map(report.escaped, [f"=== {of}", *text.split("\n")])), flush=True)
-
-
-def _show(path: str) -> int:
-    try:
-        pid, stacks = ask(path, "dump_traceback")
-    except RallypointError as error:
-        return _complain(error, ExitCode.USAGE if isinstance(error, UsageError) else ExitCode.WORKER_FAILED)
-    _print_stacks(f"process {pid} at {path}", stacks)
-    return ExitCode.SUCCESS
-
-
-def _complain(error: RallypointError, code: int) -> int:
-    print(f"rallypoint stacks: error: {error}", file=sys.stderr)
-    return code
-
-
-# --- asking ----------------------------------------------------------------------------------------------------------------
-
-
-class _UnixConnection(http.client.HTTPConnection):
-    def __init__(self, path: str) -> None:
-        super().__init__("localhost", timeout=ANSWER_S)
-        self._path = path
-
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX)
-        self.sock.settimeout(ANSWER_S)
-        self.sock.connect(self._path)
-
-
-def ask(path: str, handler: str) -> tuple[int, str]:
-    """Which process answers at the socket, and what. UsageError: nobody can; RallypointError: it does not."""
-    connection = _UnixConnection(path)
-    try:
-        connection.connect()
-        pid, _ = peer_of(connection.sock)
-    except OSError as error:
-        connection.close()
-        raise UsageError(f"there is no worker at {path!r}: {error.strerror or error}") from error
-    try:
-        return pid, _ask(connection, handler)
-    except TimeoutError:
-        raise RallypointError(
-            f"process {pid} at {path!r} does not answer within {ANSWER_S:g} s:"
-            " it is stopped, or in native code that lets no Python code run"
-        ) from None
-    except (OSError, http.client.HTTPException) as error:
-        raise RallypointError(f"process {pid} at {path!r} did not answer, as to one of another user: {error}") from error
-    finally:
-        connection.close()
-
-
-def _ask(connection: http.client.HTTPConnection, handler: str) -> str:
-    connection.request("POST", f"/handler/{handler}", headers={"Connection": "close"})
-    response = connection.getresponse()
-    text = response.read(ANSWER_BYTES_MAX).decode(errors="replace")
-    if response.status != http.client.OK:
-        raise http.client.HTTPException(f"{response.status} {response.reason}: {text.strip()}")
-    return text
-
-
-# --- finding ---------------------------------------------------------------------------------------------------------------
-
-
-def find_sockets(pid: int) -> list[str]:
-    """The control sockets at which a process and those below it listen; NoSocketError if there are none."""
-    if not os.path.exists(f"/proc/{pid}"):
-        raise UsageError(f"there is no process {pid}")
-    tree = families_of([pid])[pid]
-    named = dict.fromkeys(path for one in tree if (path := _named_by(one)))
-    found = [path for path in dict.fromkeys(one for path in named for one in _places(path)) if _listener_at(path) in tree]
-    if not found:
-        why = f"nothing listens at {', '.join(named)}; is the work inside worker_main()?" if named else _HOW_TO_PREPARE
-        raise NoSocketError(f"neither process {pid} nor one below it was prepared to show its stacks: {why}")
-    return found
-
-
-def find_prepared(pid: int) -> dict[int, str]:
-    """The workers among a process and those below it whose interpreters answer their agent's signal, and where to."""
-    found: dict[str, int] = {}
-    for one in families_of([pid])[pid]:
-        if place := _variable(one, defaults.ENV_STACKS):
-            found.setdefault(place, one)  # the worker itself comes before its children, which have the same
-    return {one: place for place, one in found.items()}
-
-
-def _places(path: str) -> list[str]:
-    """The path itself, and where it is one for several workers, those that the launcher made of it."""
-    numbered = [one for one in glob.glob(f"{glob.escape(path)}.*") if one[len(path) + 1 :].isdecimal()]
-    return [path, *sorted(numbered, key=lambda one: int(one[len(path) + 1 :]))]
-
-
-def _listener_at(path: str) -> int | None:
-    with socket.socket(socket.AF_UNIX) as probe:
-        probe.settimeout(ANSWER_S)
-        try:
-            probe.connect(path)
-            return peer_of(probe)[0]
-        except OSError:  # nobody, or another's
-            return None
-
-
-def _named_by(pid: int) -> str | None:
-    """The socket in the environment with which a process was started, as its folder would have it."""
-    path = _variable(pid, TORCH_WORKER_SERVER_SOCKET)
-    try:
-        return os.path.join(os.readlink(f"/proc/{pid}/cwd"), path) if path else None
-    except OSError:  # it has ended
-        return None
-
-
-def _variable(pid: int, name: str) -> str:
-    """As the process was started with it; empty if it was not, has ended, or belongs to another user."""
-    try:
-        with open(f"/proc/{pid}/environ", "rb") as file:
-            variables = file.read(ENVIRONMENT_BYTES_MAX).split(b"\0")
-    except OSError:
-        return ""
-    prefix = f"{name}=".encode()
-    return next((os.fsdecode(one[len(prefix) :]) for one in variables if one.startswith(prefix)), "")
+def _complain(error: RallypointError) -> int:
+    print(f"rallypoint stacks: error: {report.escaped(str(error))}", file=sys.stderr)
+    return ExitCode.USAGE if isinstance(error, UsageError) else ExitCode.WORKER_FAILED

@@ -35,8 +35,6 @@ def top_main(argv: Sequence[str]) -> int:
     except RallypointError as error:
         print(f"rallypoint top: error: {clip(str(error), 10_000)}", file=sys.stderr)
         return ExitCode.USAGE if isinstance(error, UsageError) else ExitCode.WORKER_FAILED
-    except KeyboardInterrupt:
-        return ExitCode.USAGE
 
 
 def _watch(argv: Sequence[str]) -> str:

@@ -1,8 +1,8 @@
 """What an agent answers to whoever asks at its desk, or through the store of its job.
 
 A visitor sends one line of JSON, and gets lines of JSON until the connection ends: ``{"ask": "node"}`` for this agent alone,
-``"job"`` for all nodes of its job, ``"stop"``, ``"drain"`` and ``"restart"`` to steer it. Each answer has an ``error`` where it
-could not be done.
+``"job"`` for all nodes of its job, ``"stacks"`` for where the workers of other nodes stand, ``"stop"``, ``"drain"`` and
+``"restart"`` to steer it. Each answer has an ``error`` where it could not be done.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from rallypoint.coordination.engine import Coordination, CoordinationError
 from rallypoint.errors import RallypointError
 from rallypoint.inspection import asking
 from rallypoint.inspection.view import FORMAT, JobView, job_of, to_document
+from rallypoint.net.service_thread import importing
 from rallypoint.story.phases import RUNNING
 
 TYPE_CHECKING = False
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from rallypoint.inspection.desk import Desk
+    from rallypoint.inspection.stack_relay import Answers
     from rallypoint.protocol.session import AskedFor
 
 __all__ = ["Clerk"]
@@ -49,12 +51,11 @@ class Clerk:
 
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
-        self._asking, self._answering = (
-            _Line(desk.connect),
-            _Line(desk.connect),
-        )  # who asks all nodes waits for its own answer too
+        # Who asks all nodes waits for its own answer too, and who asks for stacks for long.
+        self._asking, self._answering, self._collecting = (_Line(desk.connect) for _ in range(3))
         self._is_closing = self._is_leaving = self._leaves_at_once = False
         self._senders = threading.BoundedSemaphore(MOST_SENDERS)
+        self._stacks: Answers | None = None
 
     def close(self) -> None:
         """Whoever hosts the store waits for those who are connected to it; who follows the logs gets the last lines."""
@@ -62,8 +63,8 @@ class Clerk:
         deadline = time.monotonic() + LAST_LINES_S
         for _ in range(MOST_SENDERS):
             self._senders.acquire(timeout=max(deadline - time.monotonic(), 0.0))
-        self._asking.close()
-        self._answering.close()
+        for line in (self._asking, self._answering, self._collecting):
+            line.close()
 
     # --- whoever comes to the desk -----------------------------------------------------------------------------------------
 
@@ -90,6 +91,8 @@ class Clerk:
                 return {"done": self._drain(str(asked.get("node", "")), by, asked.get("force") is True, asked.get("now") is True)}
             case "restart":
                 return {"done": self._restart(by)}
+            case "stacks":
+                return self._collect_stacks(asked, by)
             case "logs":
                 return self._ask_for_logs(str(asked.get("node", "")), str(asked.get("detail", "")), by)
         raise ValueError(f"this agent, of another version of rallypoint, does not know the question {asked.get('ask')!r:.40}")
@@ -97,8 +100,9 @@ class Clerk:
     def survey(self, by: str, patience_s: float) -> JobView:
         """All nodes of the job, as they describe themselves; RallypointError: its store does not answer."""
         with self._asking() as engine:
-            if engine is not None:
-                return asking.survey(engine, by, patience_s)
+            found = asking.survey(engine, by, patience_s) if engine is not None else None
+        if found is not None and (found.nodes or found.silent):
+            return found
         return job_of([self._desk.look()])
 
     def _stop(self, by: str) -> str:
@@ -146,6 +150,20 @@ class Clerk:
         self._desk.request_restart(asking.wish_to_restart(by))
         return "its workers are restarted"
 
+    def _collect_stacks(self, asked: dict[str, Any], by: str) -> dict[str, Any]:
+        from rallypoint.inspection.stack_relay import PATIENCE_S as LONG_S
+        from rallypoint.inspection.stack_relay import Others, ask_others, read_runs
+
+        try:
+            ranks = None if asked.get("ranks") is None else read_runs(asked["ranks"])
+            here = {(str(host), int(pid)) for host, pid in asked.get("here", ())}
+        except TypeError:
+            raise ValueError("ranks or agents are missing") from None
+        with self._collecting() as engine:
+            patience_s = _patience(asked, LONG_S)
+            found = Others() if engine is None else ask_others(engine, by, here, ranks, PATIENCE_S, patience_s)
+        return to_document(found)
+
     def _ask_for_logs(self, node_id: str, detail: str, by: str) -> dict[str, Any]:
         with self._asking() as engine:
             if engine is None or not node_id:
@@ -166,9 +184,30 @@ class Clerk:
         if asked.asked.what == "logs":
             self._send_logs(asked.asked.detail)
             return
+        if asked.asked.what == "stacks":
+            self._give_stacks(asked)
+            return
         with self._answering() as engine:
             if engine is not None:
                 asking.answer(engine, self._desk.look().replace(id=asked.node_id), asked.number)
+
+    def _give_stacks(self, asked: AskedFor) -> None:
+        """What takes its time is done before the store is asked for anything."""
+        with importing:
+            if self._stacks is None:
+                from rallypoint.inspection.stack_relay import Answers
+                from rallypoint.inspection.stacks import dump_workers
+
+                self._stacks = Answers(lambda ranks, deadline: dump_workers([self._desk.look()], ranks, deadline))
+        try:
+            answer = self._stacks.make(asked.node_id, asked.number, asked.asked.detail)
+        except ValueError as error:
+            raise RallypointError(str(error)) from None
+        if answer is None:
+            return
+        with self._answering() as engine:
+            if engine is not None:
+                engine.transact(answer, time.monotonic() + asking.CALL_S)
 
     def _send_logs(self, detail: str) -> None:
         from rallypoint.inspection.log_relay import send_logs  # who is never asked for them need not load it
@@ -249,6 +288,6 @@ def _question(visitor: socket.socket) -> dict[str, Any]:
     return found
 
 
-def _patience(asked: dict[str, Any]) -> float:
-    given = asked.get("patience_s", PATIENCE_S)
-    return min(max(float(given), 0.0), LONGEST_PATIENCE_S) if type(given) in (int, float) else PATIENCE_S
+def _patience(asked: dict[str, Any], usual_s: float = PATIENCE_S) -> float:
+    given = asked.get("patience_s", usual_s)
+    return min(max(float(given), 0.0), LONGEST_PATIENCE_S) if type(given) in (int, float) else usual_s

@@ -21,7 +21,10 @@ from rallypoint.inspection.view import JobView, NodeView, find_node, job_of, rea
 from rallypoint.protocol import job_records as job
 from rallypoint.story.phases import RUNNING, STOPPING
 
-__all__ = ["AT_ONCE", "answer", "ask_for_logs", "choose_node", "drain", "restart", "stop", "survey", "wish_to_restart"]
+__all__ = [
+    "AT_ONCE", "CALL_S", "answer", "ask", "ask_for_logs", "choose_node", "drain", "follow", "restart", "stop", "survey",
+    "wish_to_restart",
+]  # fmt: skip
 
 CALL_S = 5.0
 AT_ONCE = "now"
@@ -30,7 +33,10 @@ LISTED = 16
 
 def survey(engine: Coordination, by: str, patience_s: float) -> JobView:
     """How the nodes of the job describe themselves; those that are members and do not answer in time are named."""
-    number = _ask(engine, job.Asked("look", "", by))
+    members = _members(engine)
+    if not members:  # and a job that is not there gets no key of ours
+        return job_of(())
+    number = ask(engine, job.Asked("look", "", by))
     deadline = time.monotonic() + patience_s
     answers: dict[str, NodeView] = {}
 
@@ -39,14 +45,12 @@ def survey(engine: Coordination, by: str, patience_s: float) -> JobView:
             if (node := _answered(item, number)) is not None:
                 answers[node.id] = node
 
-    members: dict[str, str] = {}
-
     def is_complete() -> bool:
         if members.keys() <= answers.keys():
             members.update(_members(engine))
         return members.keys() <= answers.keys()
 
-    _follow(engine, job.ANSWERS, take, is_complete, deadline)
+    follow(engine, job.ANSWERS, take, is_complete, deadline)
     (status,) = engine.transact(Transaction((), (Get(job.STATUS),)), time.monotonic() + CALL_S).items
     members = _members(engine)
     silent = [name for node_id, name in members.items() if node_id not in answers]
@@ -71,7 +75,7 @@ def stop(engine: Coordination, by: str) -> str:
 
 def ask_for_logs(engine: Coordination, node_id: str, detail: str, by: str) -> None:
     """Have one node send its logs, as `log_relay` describes."""
-    _ask(engine, job.Asked("logs", node_id, by, detail))
+    ask(engine, job.Asked("logs", node_id, by, detail))
 
 
 def drain(engine: Coordination, name: str, by: str, patience_s: float, *, is_forced: bool, at_once: bool) -> str:
@@ -85,7 +89,7 @@ def drain(engine: Coordination, name: str, by: str, patience_s: float, *, is_for
         raise RallypointError(
             f"{node.node} hosts the coordination store, and the job would end with it; stop the job, or drain it with --force"
         )
-    _ask(engine, job.Asked("leave", node.id, by, AT_ONCE if at_once else ""))
+    ask(engine, job.Asked("leave", node.id, by, AT_ONCE if at_once else ""))
     return f"node {node.node} was told to stop its workers and leave"
 
 
@@ -126,7 +130,8 @@ def wish_to_restart(by: str) -> str:
     return f"a restart was asked for by {by}"[: job.MAX_WHY]
 
 
-def _ask(engine: Coordination, asked: job.Asked) -> int:
+def ask(engine: Coordination, asked: job.Asked) -> int:
+    """Put a question; its number."""
     return engine.transact(Transaction((), (Put(job.ASKED, job.encode(asked)),)), time.monotonic() + CALL_S).revision
 
 
@@ -151,7 +156,7 @@ def _status_text(item: Item | None) -> str:
     return job.decode(job.Status, item.value).text if item is not None else ""
 
 
-def _follow(
+def follow(
     engine: Coordination, prefix: str, take: Callable[[Iterable[Item]], None], is_over: Callable[[], bool], deadline: float
 ) -> None:
     """What is under the prefix and what changes there, until it is enough or the time is over."""

@@ -12,9 +12,14 @@ from errno import ECONNRESET
 
 from rallypoint.base import defaults, environment
 from rallypoint.base.json_text import to_json
+from rallypoint.base.text import Run, joined, runs, who_of
 from rallypoint.errors import RallypointError, UsageError
 from rallypoint.inspection import asking
 from rallypoint.inspection.desk import SUFFIX, is_private, runtime_folders
+from rallypoint.inspection.stack_relay import PATIENCE_S as STACKS_PATIENCE_S
+from rallypoint.inspection.stack_relay import Others, ask_others, read_others
+from rallypoint.inspection.stack_view import StacksView, missing, stacks_view
+from rallypoint.inspection.stacks import dump_workers
 from rallypoint.inspection.view import FORMAT, JobKey, JobView, NodeView, keys_of, read_job, read_node
 from rallypoint.net.private_socket import peer_of
 
@@ -22,11 +27,13 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, TypeVar
 
+    from rallypoint.coordination.embedded.client import EmbeddedCoordination
     from rallypoint.coordination.engine import Coordination
+    from rallypoint.coordination.etcd.engine import EtcdCoordination
 
     T = TypeVar("T")
 
-__all__ = ["Agent", "LocalJob", "RemoteJob", "connect", "find_job", "list_agents"]
+__all__ = ["Agent", "LocalJob", "RemoteJob", "connect", "find_job", "jobs_at", "list_agents"]
 
 EMBEDDED_BACKENDS = (defaults.BACKEND_ELASTIC, defaults.BACKEND_CLI, defaults.BACKEND_PLUGIN)
 _KNOWN = ", ".join((*EMBEDDED_BACKENDS, *defaults.ETCD_BACKENDS))
@@ -125,6 +132,32 @@ class LocalJob:
                 trouble = str(error)
         return JobView(self.name, tuple(agent.node for agent in self.agents), (), f"only nodes of this machine: {trouble}")
 
+    def stacks(self, ranks: Sequence[Run] | None = None, patience_s: float = STACKS_PATIENCE_S) -> StacksView:
+        """Where its workers stand, or those of these ranks: of this machine, and of all other nodes through the job's store.
+
+        UsageError: it has no such rank. RallypointError: it has no workers.
+        """
+        nodes = [agent.node for agent in self.agents]
+        here = runs(worker.rank for node in nodes for worker in node.workers)
+        others, trouble = Others(), ""
+        if any(node.store for node in nodes) and (ranks is None or missing(ranks, here)):
+            others, trouble = self._stacks_of_others(nodes, ranks, patience_s)
+        if not others.silent and not trouble:
+            is_doing = f": it is {nodes[0].phase}{f', {nodes[0].why}' if nodes[0].why else ''}"
+            _check_ranks(self.name, ranks, joined([*here, *others.ranks]), is_doing)
+        return stacks_view([*dump_workers(nodes, ranks), *others.workers], others.silent, trouble)
+
+    def _stacks_of_others(self, nodes: Sequence[NodeView], ranks: Sequence[Run] | None, patience_s: float) -> tuple[Others, str]:
+        """And what hinders it."""
+        asked = {"ask": "stacks", "ranks": ranks, "here": [[node.hostname, node.pid] for node in nodes], "patience_s": patience_s}
+        trouble = ""
+        for agent in self.agents:
+            try:
+                return read_others(_ask(agent.path, {**asked, "by": _who()}, ANSWER_S + PATIENCE_S + patience_s)), ""
+            except (ValueError, RallypointError) as error:
+                trouble = f"only nodes of this machine: process {agent.node.pid}: {error}"
+        return Others(), trouble
+
     def stop(self) -> str:
         """What the job says to that, as with all that it is told; RallypointError: why it does not."""
         return self._tell("stop")
@@ -151,6 +184,14 @@ class LocalJob:
         raise trouble or UsageError("there is nobody to tell")
 
 
+def _check_ranks(job: str, ranks: Sequence[Run] | None, known: Sequence[Run], is_doing: str = "") -> None:
+    """RallypointError: it has no workers; UsageError: none with these ranks."""
+    if not known:
+        raise RallypointError(f"no worker of {job} runs{is_doing}")
+    if ranks is not None and (unknown := missing(ranks, known)):
+        raise UsageError(f"{job} has no {who_of(unknown)}; there are {who_of(known)}")
+
+
 class RemoteJob:
     """A job whose store can be reached from here."""
 
@@ -159,7 +200,29 @@ class RemoteJob:
         self._engine = engine
         self.agents: list[Agent] = []
 
+    def __enter__(self) -> RemoteJob:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._engine.close()
+
+    def stacks(self, ranks: Sequence[Run] | None = None, patience_s: float = STACKS_PATIENCE_S) -> StacksView:
+        found = ask_others(self._engine, _who(), (), ranks, PATIENCE_S, patience_s)
+        if not found.silent:
+            _check_ranks(self.name, ranks, found.ranks)
+        return stacks_view(found.workers, found.silent)
+
     def status(self, patience_s: float = PATIENCE_S) -> JobView:
+        found = self.look(patience_s)
+        if not found.nodes and not found.silent:
+            raise RallypointError(f"{self.name} has no nodes there now")
+        return found
+
+    def look(self, patience_s: float = PATIENCE_S) -> JobView:
+        """The same; without any nodes where it has none."""
         return asking.survey(self._engine, _who(), patience_s).replace(job=self.name)
 
     def stop(self) -> str:
@@ -172,34 +235,83 @@ class RemoteJob:
         return asking.drain(self._engine, node, _who(), PATIENCE_S, is_forced=is_forced, at_once=at_once)
 
 
-def connect(endpoint: str, job: str, backend: str, settings: dict[str, Any]) -> RemoteJob:
-    """The job of this id whose nodes meet there; the settings are those of ``--rdzv-conf``. Errors say why it is not reached."""
-    from rallypoint.rendezvous.settings import load_secret, read_settings
+def jobs_at(endpoint: str, backend: str, settings: Mapping[str, Any]) -> list[JobView]:
+    """The jobs whose nodes meet there, each with all of its nodes: one in an embedded store, in etcd all that have any."""
+    found = []
+    for name in _names_at(endpoint, backend, settings):
+        with connect(endpoint, name, backend, settings) as job:
+            found.append(job.look())
+    return [job for job in found if job.nodes or job.silent]
 
-    if backend not in (*EMBEDDED_BACKENDS, *defaults.ETCD_BACKENDS):
-        raise UsageError(f"--backend {backend!r} has no store that could be asked; those of {_KNOWN} have")
+
+def _names_at(endpoint: str, backend: str, settings: Mapping[str, Any]) -> list[str]:
+    _check_backend(backend)
     deadline = time.monotonic() + REACHED_WITHIN_S
     if backend in defaults.ETCD_BACKENDS:
-        from rallypoint.coordination.etcd.engine import EtcdCoordination
+        from rallypoint.coordination.etcd.listing import jobs_in
         from rallypoint.rendezvous.etcd import read_etcd_settings
 
         cluster = read_etcd_settings(settings, environment.own)
-        etcd = EtcdCoordination(cluster.access(endpoint), f"{cluster.prefix}/{job}/", fence_s=cluster.fence_s)
-        etcd.connect(deadline)
-        return RemoteJob(job, etcd)
-    from rallypoint.coordination.embedded.client import EmbeddedCoordination
-    from rallypoint.coordination.engine import UnreachableError
+        return jobs_in(cluster.access(endpoint), f"{cluster.prefix}/", deadline)
+    from rallypoint.coordination.embedded.inquiring import job_at
+
+    return [job_at(*_place_of(endpoint), _secret_of(settings), deadline)]
+
+
+def _check_backend(backend: str) -> None:
+    if backend not in (*EMBEDDED_BACKENDS, *defaults.ETCD_BACKENDS):
+        raise UsageError(f"--backend {backend!r} has no store that could be asked; those of {_KNOWN} have")
+
+
+def _place_of(endpoint: str) -> tuple[str, int]:
     from rallypoint.net.endpoint import parse_rendezvous_endpoint
 
-    host, port = parse_rendezvous_endpoint(endpoint, defaults.ELASTIC_PORT)
-    store = EmbeddedCoordination(host, port, job, load_secret(read_settings(settings, environment.own), environment.own))
+    return parse_rendezvous_endpoint(endpoint, defaults.ELASTIC_PORT)
+
+
+def _secret_of(settings: Mapping[str, Any]) -> bytes | None:
+    from rallypoint.rendezvous.settings import load_secret, read_settings
+
+    return load_secret(read_settings(settings, environment.own), environment.own)
+
+
+def connect(endpoint: str, job: str, backend: str, settings: Mapping[str, Any]) -> RemoteJob:
+    """The job of this id whose nodes meet there; the settings are those of ``--rdzv-conf``. Errors say why it is not reached."""
+    _check_backend(backend)
+    deadline = time.monotonic() + REACHED_WITHIN_S
+    engine = _etcd(endpoint, job, settings) if backend in defaults.ETCD_BACKENDS else _embedded(endpoint, job, settings)
     try:
-        store.connect(time.monotonic() + REFUSED_FOR_S)
+        _reach(engine, deadline)
+    except BaseException:  # raised again; nothing of it stays
+        engine.close()
+        raise
+    return RemoteJob(job, engine)
+
+
+def _etcd(endpoint: str, job: str, settings: Mapping[str, Any]) -> EtcdCoordination:
+    from rallypoint.coordination.etcd.engine import EtcdCoordination
+    from rallypoint.rendezvous.etcd import read_etcd_settings
+
+    cluster = read_etcd_settings(settings, environment.own)
+    return EtcdCoordination(cluster.access(endpoint), f"{cluster.prefix}/{job}/", fence_s=cluster.fence_s)
+
+
+def _embedded(endpoint: str, job: str, settings: Mapping[str, Any]) -> EmbeddedCoordination:
+    from rallypoint.coordination.embedded.client import EmbeddedCoordination
+
+    return EmbeddedCoordination(*_place_of(endpoint), job, _secret_of(settings))
+
+
+def _reach(engine: EtcdCoordination | EmbeddedCoordination, deadline: float) -> None:
+    """Where all refuse to be connected to, for long enough, nobody is there; a cluster of etcd may be starting."""
+    from rallypoint.coordination.engine import UnreachableError
+
+    try:
+        engine.connect(min(deadline, time.monotonic() + REFUSED_FOR_S))
     except UnreachableError as error:
-        if store.connection().refused_since is not None:
+        if engine.connection().refused_since is not None:
             raise RallypointError(f"{error}; no job meets there now") from error
-        store.connect(deadline)
-    return RemoteJob(job, store)
+        engine.connect(deadline)
 
 
 class _UnansweredError(RallypointError):

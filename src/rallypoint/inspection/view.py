@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     V = TypeVar("V", bound=Value)
 
 __all__ = [
-    "FORMAT", "Happening", "JobKey", "JobView", "NodeView", "WorkerView", "find_node", "including", "job_of", "jobs_of",
-    "keys_of", "read_job", "read_node", "slow_ranks", "stragglers", "straggling", "to_document",
+    "FORMAT", "Happening", "JobKey", "JobView", "NodeView", "WorkerView", "find_node", "including", "job_document", "job_of",
+    "jobs_of", "keys_of", "read_job", "read_node", "slow_ranks", "stragglers", "straggling", "to_document",
 ]  # fmt: skip
 
 FORMAT = 1
@@ -258,6 +258,30 @@ def find_node(job: JobView, name: str) -> list[NodeView]:
 def to_document(view: Value) -> dict[str, Any]:
     """As JSON has it."""
     return {name: _plain(value) for name, value in view.__dict__.items()}
+
+
+def job_document(job: JobView) -> dict[str, Any]:
+    """The same, with what follows from it for the job as a whole: for who reads it elsewhere, and would have to find it out."""
+    first = next(iter(job.members or job.nodes), None)
+    slow = {one.rank: round(one.factor, 3) for one in slow_ranks(job)}
+    return {
+        "job": job.job,
+        "format": job.format,
+        "phase": job.phase,
+        "generation": job.generation,
+        "world_size": first.world_size if first is not None else None,
+        "restarts": job.restarts,
+        "max_restarts": first.max_restarts if first is not None else None,
+        "step": job.step,
+        "goodput": None if job.goodput is None else round(job.goodput, 6),
+        "lost_s": round(job.lost_s, 3),
+        "stragglers": [
+            {"rank": one.rank, "step": one.step, "step_s": one.step_s, "times_median": slow.get(one.rank)}
+            for one in stragglers(job)
+        ],
+        "spares": [{"node": one.node, "id": one.id, "pid": one.pid} for one in job.spares],
+        **to_document(job),
+    }
 
 
 def _plain(value: object) -> object:

@@ -53,7 +53,7 @@ class Source(Protocol):
     def gpus(self) -> Mapping[int, Gpu]: ...
     def tail(self, place: LogPlace, choice: int, most: int) -> Tail: ...
     def ask(self, question: Question) -> str: ...
-    def stacks(self, pid: int) -> str: ...
+    def stacks(self, words: Sequence[str]) -> str: ...
 
 
 # --- widgets ---------------------------------------------------------------------------------------------------------------
@@ -514,11 +514,11 @@ class TopApp(App[str]):
         if isinstance(asked, str):
             self.post_message(Said((asked, WARN)))
             return
-        self.post_message(Said((f"asking process {asked[1]} for its stacks...", DIM)))
+        self.post_message(Said((f"asking for the {asked[0]}...", DIM)))
         self._start(lambda: self._read_stacks(*asked))
 
-    def _read_stacks(self, title: str, pid: int) -> None:
+    def _read_stacks(self, title: str, words: Sequence[str]) -> None:
         try:
-            self._tell(StacksRead(title, self._source.stacks(pid)))
+            self._tell(StacksRead(title, self._source.stacks(words)))
         except RallypointError as error:
             self._tell(Said((str(error), BAD)))

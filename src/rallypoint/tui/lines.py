@@ -408,11 +408,11 @@ def question(what: str, watch: Watch, key: Key | None) -> Question | str:
     return Question(text, what, node.id or node.node)
 
 
-def stacks_of(watch: Watch, key: Key | None, here: str) -> tuple[str, int] | str:
-    """The title and the process whose stacks are to be shown; or why they cannot be."""
+def stacks_of(watch: Watch, key: Key | None, here: str) -> tuple[str, tuple[str, ...]] | str:
+    """The title and what ``rallypoint stacks`` is to be told so that it shows these stacks; or why they cannot be."""
     node, worker = find_worker(watch.job, key) if watch.job is not None and key is not None else (None, None)
     if node is None or worker is None:
         return "no rank is chosen"
     if node.hostname != here:
-        return f"rank {worker.rank} is on {node.hostname}: rallypoint stacks {worker.pid} shows its stacks there"
-    return f"stacks of rank {worker.rank}, pid {worker.pid}", worker.pid
+        return f"stacks of rank {worker.rank} on {node.hostname}", (node.job, "--rank", str(worker.rank))
+    return f"stacks of rank {worker.rank}, pid {worker.pid}", (str(worker.pid),)

@@ -9,7 +9,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from rallypoint.base.records import Value
 from rallypoint.errors import RallypointError, UsageError
@@ -103,9 +103,9 @@ class JobSource:
                 return job.restart()
         return job.stop()
 
-    def stacks(self, pid: int) -> str:
-        """What ``rallypoint stacks PID`` prints, from a process of its own that can be left alone."""
-        command = [sys.executable, "-m", "rallypoint", "stacks", str(pid)]
+    def stacks(self, words: Sequence[str]) -> str:
+        """What ``rallypoint stacks`` prints for these words, from a process of its own that can be left alone."""
+        command = [sys.executable, "-m", "rallypoint", "stacks", *words]
         try:
             done = subprocess.run(
                 command, check=False, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=STACKS_S

@@ -9,7 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rallypoint.coordination.embedded import handshake
-from rallypoint.coordination.embedded.handshake import ClientHandshake, HandshakeRefused, ServerHandshake, Welcome
+from rallypoint.coordination.embedded.handshake import (
+    ClientHandshake,
+    HandshakeRefused,
+    NameQuestion,
+    ServerHandshake,
+    Welcome,
+)
 from rallypoint.coordination.embedded.wire import SMALL_FRAME_BYTES, FrameError, make_frame
 
 WELCOME = Welcome("the incarnation", "the session")
@@ -113,8 +119,10 @@ SIDES = {
     "store with a secret": lambda: server(secret=b"s"),
     "node": lambda: ClientHandshake("job", None),
     "node with a secret": lambda: ClientHandshake("job", b"s"),
+    "asker": lambda: NameQuestion(None),
+    "asker with a secret": lambda: NameQuestion(b"s"),
 }
-FIELDS = st.sampled_from(["magic", "version", "nonce", "secret", "refused", "proof"])
+FIELDS = st.sampled_from(["magic", "version", "nonce", "secret", "refused", "proof", "question", "job"])
 CONTENTS = st.sampled_from([handshake.MAGIC, 1, 2, None, True, "00" * 16, "zz", ""])
 GREETINGS = st.dictionaries(FIELDS, CONTENTS).map(lambda one: json.dumps(one).encode())
 

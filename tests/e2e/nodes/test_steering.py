@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -42,6 +44,7 @@ def test_a_job_is_seen_with_all_its_nodes_and_workers(two: tuple[Any, Any]) -> N
     assert (seen.phase, seen.generation, seen.restarts, seen.silent) == ("running", seen.generation, 0, ())
     told = json.loads(command("status", "--json").stdout)
     assert {node["pid"] for node in told["nodes"]} == {node.agent.pid for node in two}
+    assert (told["phase"], told["generation"], told["restarts"], told["stragglers"]) == ("running", seen.generation, 0, [])
     text = command("status", "a-").stdout
     assert text.startswith("a-job: running, 2 nodes, 4 workers, generation ")
     assert all(str(pid) in text for pid in pids.values())
@@ -52,7 +55,9 @@ def test_a_job_is_seen_with_all_its_nodes_and_workers(two: tuple[Any, Any]) -> N
 def test_a_restart_is_for_all_nodes_and_costs_none(two: tuple[Any, Any], wait_until: Any) -> None:
     before = {start.pid for node in two for start in node.starts()}
     generation = inspect.status().generation
-    assert "all nodes restart" in command("restart").stdout
+    assert json.loads(command("restart", "--json").stdout) == {
+        "format": 1, "job": "a-job", "done": "all nodes restart their workers",
+    }  # fmt: skip
     wait_until(lambda: (now := inspect.status()).generation == generation + 1 and now.phase == "running" and not now.silent)
     seen = inspect.status()
     assert seen.restarts == 0
@@ -64,7 +69,9 @@ def test_a_restart_is_for_all_nodes_and_costs_none(two: tuple[Any, Any], wait_un
 def test_one_node_is_drained_and_the_other_goes_on(two: tuple[Any, Any]) -> None:
     host, other = two
     drained = next(node for node in inspect.status().nodes if node.pid == other.agent.pid)
-    assert "was told to" in command("drain", str(drained.node_rank)).stdout
+    told = json.loads(command("drain", str(drained.node_rank), "--json").stdout)
+    assert (told["format"], told["job"]) == (1, "a-job")
+    assert "was told to" in told["done"]
     assert other.wait() == 143
     host.wait_for_world(2)
     assert "asked this node to stop its workers and leave" in other.stderr
@@ -79,6 +86,46 @@ def test_the_host_of_the_store_is_drained_only_by_force(two: tuple[Any, Any]) ->
     assert "hosts the coordination store, and the job would end with it" in refused.stderr
     inspect.drain(str(named.node_rank), force=True)
     assert host.wait() == 143
+
+
+def test_stacks_come_from_all_nodes(job: Any, wait_until: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Of the other node's workers, which are on another machine for all that this one can see, through the store of the job."""
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir(mode=0o700)
+    flags = ("--hang-timeout", "600")
+    host = job.start_host(*flags)
+    other = job.start(*flags, env={"RALLYPOINT_RUNTIME_DIR": os.path.relpath(elsewhere, tmp_path)})
+    here, there = (node.wait_for_world(4, timeout_s=60) for node in (host, other))
+    wait_until(lambda: len(inspect.jobs()) == 1)
+    pids = {start.rank: start.pid for start in (*here, *there)}
+    seen = inspect.stacks("a-job")
+    assert ({one.rank: one.pid for one in seen.workers}, seen.silent, seen.note) == (pids, (), "")
+    for one in seen.workers:
+        assert "member.py" in one.processes[0].text, one
+    far = there[0].rank
+    text = command("stacks", "--rank", str(far)).stdout
+    assert text.startswith(f"--- rank {far}\n=== process {pids[far]} ")
+    told = json.loads(command("stacks", "--json").stdout)
+    assert (told["format"], {one["rank"]: one["pid"] for one in told["workers"]}) == (1, pids)
+    assert command("stacks", "--rank", "3-4").stderr == "rallypoint stacks: error: a-job has no rank 4; there are ranks 0-3\n"
+
+
+def test_a_job_with_a_secret_tells_its_name_to_who_knows_it(job: Any, tmp_path: Path) -> None:
+    secret, wrong = tmp_path / "secret", tmp_path / "wrong"
+    secret.write_text("of this job alone")
+    wrong.write_text("of another job's")
+    job.start_host("--secret-file", str(secret), nnodes="2")
+    endpoint = f"localhost:{job.port}"
+    listed = command("ps", "--endpoint", endpoint, "--conf", f"secret_file={secret}")
+    assert listed.stdout.splitlines()[1].split()[:2] == ["a-job", "waiting"]
+    for conf, why in (
+        ((), "asks for a secret, and the node has none"),
+        (("--conf", f"secret_file={wrong}"), "the secret is not"),
+    ):
+        refused = command("ps", "--endpoint", endpoint, *conf)
+        assert (refused.returncode, refused.stdout) == (1, "")
+        assert why in refused.stderr
+    assert command("stop", "a-job", "--endpoint", endpoint, "--conf", f"secret_file={secret}", "--json").returncode == 0
 
 
 def test_a_job_is_stopped_on_all_nodes(two: tuple[Any, Any]) -> None:
@@ -128,6 +175,16 @@ def test_a_job_is_asked_at_its_endpoint_from_elsewhere(
     assert {node["pid"] for node in seen["nodes"]} == {node.agent.pid for node in two}
     assert "needs a value" in command("status", "a-job", "--endpoint").stderr
     assert "name the job" in command("status", "--endpoint", endpoint).stderr
+    listed = command("ps", "--endpoint", endpoint).stdout.splitlines()
+    assert [line.split()[:4] for line in listed[1:]] == [["a-job", "running", "2", "4"]]
+    (found,) = json.loads(command("ps", "--json", f"--endpoint={endpoint}").stdout)["jobs"]
+    assert (found["job"], found["phase"], len(found["nodes"])) == ("a-job", "running", 2)
+    assert [len(one.nodes) for one in inspect.jobs(endpoint)] == [2]
+    with inspect.connect(endpoint, "a-job") as remote:
+        assert remote.status().phase == "running"
+    shown = command("stacks", "a-job", "--rank", "1-2", "--endpoint", endpoint)
+    assert shown.returncode == 0, shown.stderr
+    assert re.findall(r"^--- rank (\d)", shown.stdout, re.MULTILINE) == ["1", "2"]
     wrong = command("status", "another-job", "--endpoint", endpoint)
     assert wrong.returncode == 1
     assert "another-job" in wrong.stderr

@@ -19,6 +19,13 @@ The warden of an agent that is dead greets in another way, to *testify* that eve
                         the token of that lease's session, which it cannot be made without
     store  → heard      true; false if there is no such lease any more
 
+Who knows an endpoint and not its job *asks* for the job's name, and is not let in. Without a secret it is told. With one:
+
+    asker → hello      version, a nonce, that it has a secret, and its question
+    store → challenge  version, a nonce
+    asker → proof      HMAC over both nonces with the secret
+    store → name       and an HMAC over both nonces and the name
+
 A refusal is a sentence. To a peer that has not proven itself it tells nothing that the peer does not know already, except,
 where there is no secret, the name of the job.
 """
@@ -42,7 +49,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 __all__ = [
-    "PROTOCOL_VERSION", "ClientHandshake", "HandshakeRefused", "Keys", "ServerHandshake", "Welcome",
+    "PROTOCOL_VERSION", "ClientHandshake", "HandshakeRefused", "Keys", "NameQuestion", "ServerHandshake", "Welcome",
     "make_testimony",
 ]  # fmt: skip
 
@@ -98,6 +105,12 @@ def derive_keys(secret: bytes, run_id: str, client_nonce: bytes, server_nonce: b
     context = [MAGIC.encode(), bytes([PROTOCOL_VERSION]), len(name).to_bytes(4, "big"), name, client_nonce, server_nonce]
     root = hmac.digest(secret, b"".join(context), "sha256")
     return Keys(*(hmac.digest(root, label, "sha256") for label in (b"proof of client", b"frames of client", b"frames of server")))
+
+
+def name_proof(secret: bytes, asker_nonce: bytes, store_nonce: bytes, run_id: str | None = None) -> bytes:
+    """That one knows the secret, who asks for the job's name; or who tells it."""
+    role = [b"question for the job"] if run_id is None else [b"name of the job", run_id.encode("utf-8", "surrogatepass")]
+    return hmac.digest(secret, b"\0".join([bytes([PROTOCOL_VERSION]), asker_nonce, store_nonce, *role]), "sha256")
 
 
 def short_name(run_id: str) -> str:
@@ -167,6 +180,8 @@ class ServerHandshake:
         self._nonce = os.urandom(NONCE_BYTES)
         self._keys: Keys | None = None
         self._testimony: tuple[int, bytes] | None = None  # the lease, and the nonce, of one that is under way
+        self._asker_nonce: bytes | None = None  # of one who asks for the job's name, and has still to prove that it may
+        self.has_told_name = False
         self.vouched_lease: int | None = None  # a testimony was given; 0 if there is no such lease any more
         self.incoming: Seal | None = None
         self.outgoing: Seal | None = None
@@ -179,6 +194,8 @@ class ServerHandshake:
             return self._answer_proof(message, self._keys)
         if self._testimony is not None:
             return self._hear(message, *self._testimony)
+        if self._asker_nonce is not None and self._secret is not None:
+            return self._tell_name(message, self._secret, self._asker_nonce)
         if _field(message, "magic", str) != MAGIC:
             raise FrameError("this is no greeting of rallypoint's")
         _check_version(_field(message, "version", int), "the node", "the store")
@@ -191,6 +208,8 @@ class ServerHandshake:
                 if self._secret is not None
                 else "the node has a secret, and this store has none"
             )
+        if "question" in message:
+            return self._hear_question(message)
         if self._secret is not None:
             self._keys = derive_keys(self._secret, self._run_id, _nonce(message, "nonce", NONCE_BYTES), self._nonce)
             return self._own_nonce()
@@ -213,6 +232,19 @@ class ServerHandshake:
                 raise HandshakeRefused(f"it testified for the owner of lease {lease} and could not prove to be its warden")
         self.vouched_lease = lease if token is not None else 0
         return _encode({"heard": token is not None})
+
+    def _hear_question(self, message: dict[str, Any]) -> bytes:
+        if self._secret is not None:
+            self._asker_nonce = _nonce(message, "nonce", NONCE_BYTES)
+            return self._own_nonce()
+        self.has_told_name = True
+        return _encode({"job": self._run_id})
+
+    def _tell_name(self, message: dict[str, Any], secret: bytes, nonce: bytes) -> bytes:
+        if not hmac.compare_digest(_nonce(message, "proof", PROOF_BYTES), name_proof(secret, nonce, self._nonce)):
+            raise HandshakeRefused("the secret is not the same here as at the store")
+        self.has_told_name = True
+        return _encode({"job": self._run_id, "proof": name_proof(secret, nonce, self._nonce, self._run_id).hex()})
 
     def _answer_proof(self, message: dict[str, Any], keys: Keys) -> bytes:
         if not hmac.compare_digest(_nonce(message, "proof", len(keys.proof)), keys.proof):
@@ -267,6 +299,35 @@ class ClientHandshake:
         except FrameError:
             _accepting(frame)  # a refusal has no seal: the store's key is not ours
             raise HandshakeRefused("the store could not prove that it knows the secret and the job") from None
+
+
+class NameQuestion:
+    """The side of who asks which job it is, for one connection."""
+
+    def __init__(self, secret: bytes | None) -> None:
+        self._secret = secret
+        self._nonce = os.urandom(NONCE_BYTES)
+        self._store_nonce: bytes | None = None
+        self.job: str | None = None
+
+    def hello(self) -> bytes:
+        has_secret, nonce = self._secret is not None, self._nonce.hex()
+        return _encode({"magic": MAGIC, "version": PROTOCOL_VERSION, "secret": has_secret, "nonce": nonce, "question": "job"})
+
+    def answer(self, frame: bytes) -> bytes | None:
+        """What to send for what came; None once the job is known."""
+        message = _accepting(frame)
+        if self._secret is not None and self._store_nonce is None:
+            _check_version(_field(message, "version", int), "the store", "this program")
+            self._store_nonce = _nonce(message, "nonce", NONCE_BYTES)
+            return _encode({"proof": name_proof(self._secret, self._nonce, self._store_nonce).hex()})
+        job: str = _field(message, "job", str)
+        if self._secret is not None and self._store_nonce is not None:
+            due = name_proof(self._secret, self._nonce, self._store_nonce, job)
+            if not hmac.compare_digest(_nonce(message, "proof", PROOF_BYTES), due):
+                raise HandshakeRefused("the store could not prove that it knows the secret")
+        self.job = job
+        return None
 
 
 def _accepting(frame: bytes) -> dict[str, Any]:

@@ -389,6 +389,7 @@ class CoordinationServer:
         connection.send(answer)
         if (lease := connection.handshake.vouched_lease) is not None:
             self._service.keyspace.vouch(lease)
+        if lease is not None or connection.handshake.has_told_name:
             self._see_off(connection, "", now)
 
     def _account(self, connection: Connection, now: float) -> None:

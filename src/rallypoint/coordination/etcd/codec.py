@@ -165,6 +165,10 @@ class Words:
         first = self._root + prefix.encode()
         return {"key": _base64(first), "range_end": _base64(first + AFTER_ALL_TEXT)}
 
+    def looking_for(self, least: str) -> Fields:
+        """The first key under the prefix that is not before this one, without its value."""
+        return {**self.reading(""), "key": self._key(least), "limit": "1", "keys_only": True}
+
     def _key(self, key: str) -> str:
         return _base64(self._root + key.encode())
 
@@ -196,6 +200,9 @@ class Words:
 
     def snapshot(self, answer: Fields) -> Snapshot:
         return Snapshot(revision_of(answer), tuple(self._items(answer)))
+
+    def found(self, answer: Fields) -> str | None:
+        return next(map(self._text, _dicts(answer, "kvs")), None)
 
     def changes(self, answer: Fields) -> list[Change]:
         return [self._change(event) for event in _dicts(answer, "events")]
