@@ -58,7 +58,8 @@ lint: $(VENV)/.lint
 	$(BIN)/mypy
 
 docs: $(VENV)/.docs
-	$(BIN)/mkdocs build --strict --quiet
+	rm -rf site
+	$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going --conf-dir tools/site --doctree-dir build/doctrees docs site
 
 dist: $(VENV)/.base
 	@rm -rf dist

@@ -6,6 +6,8 @@ import importlib
 import re
 from pathlib import Path
 
+from tools.site.navigation import GROUPS
+
 import rallypoint
 from rallypoint.cli import completion
 from rallypoint.cli.command_line import OPTIONS
@@ -37,9 +39,14 @@ def test_f19_the_repository_can_be_read_as_it_is() -> None:
 
 
 def anchors(page: Path) -> set[str]:
-    """The names of a page's headings, as mkdocs and GitHub make them."""
+    """The names of a page's headings, as the site and GitHub make them."""
     headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading).strip().lower().replace(" ", "-") for heading in headings}
+
+
+def test_each_page_stands_in_the_navigation_once() -> None:
+    listed = [page for pages in GROUPS.values() for page in pages]
+    assert sorted(listed) == sorted(page.stem for page in DOCS.glob("*.md") if page.stem != "index")
 
 
 def test_exit_codes_are_documented() -> None:

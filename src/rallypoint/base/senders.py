@@ -111,7 +111,7 @@ class Notes:
 
 
 class _Library:
-    """What this takes of the C library, through what ctypes is made of (see `processes.kernel`). AttributeError: it lacks that."""
+    """What this takes of the C library, as ctypes would (see `processes.kernel`). AttributeError: the library lacks it."""
 
     def __init__(self) -> None:
         import _ctypes
