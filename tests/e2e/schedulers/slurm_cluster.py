@@ -47,7 +47,7 @@ SlurmdLogFile={folder}/node.%n.log
 KillWait=5
 MinJobAge=300
 SlurmdTimeout=300
-NodeName=127.0.0.[1-{nodes}] NodeHostname=localhost NodeAddr=127.0.0.1 Port=[{first}-{last}] CPUs=8 State=UNKNOWN
+NodeName=127.0.0.[1-{nodes}] NodeHostname=localhost NodeAddr=127.0.0.1 Port=[{first}-{last}] CPUs=16 State=UNKNOWN
 PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP OverSubscribe=FORCE:8
 """
 WORKER = """
@@ -67,6 +67,7 @@ class Slurm:
         kept = {name: os.environ[name] for name in KEPT if name in os.environ}
         path = f"{Path(sys.executable).parent}:/usr/sbin:{os.environ['PATH']}"
         self.environ = {**kept, "PATH": path, "SLURM_CONF": str(folder / "slurm.conf")}
+        self.nodes: list[subprocess.Popen[str]] = []  # their daemons
 
     def start(self, *command: object) -> subprocess.Popen[str]:
         return subprocess.Popen(
@@ -136,7 +137,8 @@ def start_slurm(folder: Path, wait_until: Callable[..., Any]) -> Iterator[Slurm]
     try:
         wait_until((folder / "munge.sock").exists)
         daemons.append(slurm.serve("slurmctld", "-D"))
-        daemons += [slurm.serve("slurmd", "-D", "-N", f"127.0.0.{node + 1}") for node in range(NODES)]
+        slurm.nodes = [slurm.serve("slurmd", "-D", "-N", f"127.0.0.{node + 1}") for node in range(NODES)]
+        daemons += slurm.nodes
         wait_until(lambda: slurm.run("sinfo", "-h", "-o", "%T %D")[1].strip() == f"idle {NODES}")
         try:
             yield slurm

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -56,6 +58,18 @@ def test_jobs_side_by_side_and_an_array_meet_each_its_own(slurm: Slurm, wait_unt
     assert len(endpoints) == len(names)
 
 
+def test_f29_components_and_a_range_of_nodes(slurm: Slurm, wait_until: Any):
+    """F29: a step over all components of a heterogeneous job is one job; of `--nodes=2-4`, all that Slurm gave take part."""
+    step = f"rallyrun --nproc-per-node 1 {slurm.worker}"
+    components = slurm.batch(f"srun --het-group=0,1 {step}", "-N1", "-n1", ":", "-N2", "-n2")
+    some = slurm.batch(f'echo "given $SLURM_JOB_NUM_NODES"; srun {step}', "--nodes=2-4", "--ntasks-per-node=1")
+    wait_until(lambda: slurm.run("squeue", "-h")[1] == "", 100)
+    assert worlds(slurm.out(components)) == [(rank, 3, rank) for rank in range(3)], slurm.out(components)
+    given = int(re.findall(r"given (\d+)", slurm.out(some))[0])
+    assert given in (2, 3)
+    assert worlds(slurm.out(some)) == [(rank, given, rank) for rank in range(given)], slurm.out(some)
+
+
 SAVES = """
 import os, sys, time
 from rallypoint import worker
@@ -75,13 +89,9 @@ for step in range(done, 1_000_000):
 def test_p17_a_job_that_is_preempted_is_requeued_and_goes_on_where_it_saved(slurm: Slurm, wait_until: Any):
     """P17: Slurm signals every process of all nodes; all ranks save at one step, and the job ends with the code for a requeue."""
     (slurm.folder / "saves.py").write_text(SAVES)
-    launch = "srun rallyrun --nproc-per-node 2 --drain-signals USR1 --drain-grace 60"
-    script = f"""{launch} {slurm.folder}/saves.py {slurm.folder}
-code=$?
-echo "srun ended with $code"
-if [ $code -eq 75 ]; then scontrol requeue "$SLURM_JOB_ID"; fi
-exit $code"""
-    job = slurm.batch(script, "-N2", "-n2", "--requeue", "--open-mode=append")
+    done = slurm.run("rallypoint", "init", "slurm", "--nodes", 2, "--gpus", 0, slurm.folder / "saves.py", slurm.folder)
+    script = done[1].replace("srun rallyrun", "srun rallyrun --nproc-per-node 2")
+    job = slurm.batch(script.replace("code=$?", "code=$?; echo srun ended with $code"))
     wait_until(lambda: slurm.out(job).count("from step 0") == 4)
     assert slurm.run("scancel", "--signal=USR1", job)[0] == 0
     wait_until(lambda: "srun ended with 75" in slurm.out(job))
@@ -98,24 +108,70 @@ exit $code"""
     assert f"run ID slurm-{job}.0-r1" in slurm.out(job)
 
 
+def test_a_node_that_dies_is_gone_on_without(
+    slurm: Slurm, wait_until: Any, alive: Callable[[int], bool], clear_after_kill: Callable[[], None]
+):
+    """Without its slurmd nothing happens to a node's workers; with all that runs there, the others go on. scancel ends those."""
+    clear_after_kill()
+    job = start_elastic_job(slurm, wait_until)
+    slurm.nodes[-1].kill()
+    slurm.nodes[-1].wait()
+    there = [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if is_of_node(pid, NODES, job)]
+    assert {*pids(slurm.out(job))} & {*there}
+    assert len(worlds(slurm.out(job))) == NODES
+    (launcher,) = (pid for pid in there if name_of(parent(pid)) == "slurmstepd")
+    for pid in (launcher, parent(launcher), *there):  # the launcher first: it is not to tell of its worker's end
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: [world for world in worlds(slurm.out(job)) if world[1] < NODES] == [(0, 2, 0), (1, 2, 1)])
+    assert slurm.state(job) == "RUNNING"
+    slurm.run("scontrol", "update", f"nodename=127.0.0.{NODES}", "state=down", "reason=test")  # as Slurm finds minutes later
+    assert slurm.state(job) == "RUNNING"
+    slurm.run("scancel", job)
+    wait_until(lambda: not any(map(alive, pids(slurm.out(job)))))
+    wait_until(lambda: not any(str(slurm.worker) in command for command in commands()))
+
+
 def test_scancel_leaves_nothing_and_a_lost_node_is_gone_on_without(
     slurm: Slurm, wait_until: Any, alive: Callable[[int], bool], clear_after_kill: Callable[[], None]
 ):
     """A node that Slurm takes away is a node that is lost; the others go on, and scancel ends them all."""
     clear_after_kill()
+    job = start_elastic_job(slurm, wait_until)
+    code, out = slurm.run("scontrol", "update", f"nodename=127.0.0.{NODES}", "state=down", "reason=test")
+    assert code == 0, out
+    wait_until(lambda: [world for world in worlds(slurm.out(job)) if world[1] < NODES] == [(0, 2, 0), (1, 2, 1)])
+    assert slurm.state(job) == "RUNNING"
+    slurm.run("scancel", job)
+    wait_until(lambda: not any(map(alive, pids(slurm.out(job)))))
+    wait_until(lambda: not any(str(slurm.worker) in command for command in commands()))
+
+
+def start_elastic_job(slurm: Slurm, wait_until: Any) -> str:
+    """A job of a worker on each node, which never ends by itself, for which two of the three are enough."""
     launcher = slurm.folder / "launcher"  # the address of the first node is one of all three here
     launcher.write_text('#!/bin/sh\n[ $SLURM_NODEID = 0 ] || export RALLYPOINT_IS_HOST=no\nexec rallyrun "$@"\n')
     launcher.chmod(0o755)
     flags = f"--no-kill --kill-on-bad-exit=0 {launcher} --nnodes 2:3 --nproc-per-node 1"
     job = slurm.batch(f"srun {flags} {slurm.worker} {slurm.folder}/never", f"-N{NODES}", "-n", NODES, "--no-kill", "--no-requeue")
     wait_until(lambda: {(rank, NODES, rank) for rank in range(NODES)} <= {*worlds(slurm.out(job))})
-    code, out = slurm.run("scontrol", "update", f"nodename=127.0.0.{NODES}", "state=down", "reason=test")
-    assert code == 0, out
-    wait_until(lambda: worlds(slurm.out(job)).count((0, NODES - 1, 0)) == 1 and (1, NODES - 1, 1) in worlds(slurm.out(job)))
-    assert slurm.state(job) == "RUNNING"
-    slurm.run("scancel", job)
-    wait_until(lambda: not any(map(alive, pids(slurm.out(job)))))
-    wait_until(lambda: not any(str(slurm.worker) in command for command in commands()))
+    return job
+
+
+def is_of_node(pid: int, node: int, job: str) -> bool:
+    try:
+        around = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return False
+    return {f"SLURMD_NODENAME=127.0.0.{node}".encode(), f"SLURM_JOB_ID={job}".encode()} <= {*around}
+
+
+def parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def name_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/comm").read_text().strip()
 
 
 def commands() -> Iterator[str]:
