@@ -17,13 +17,14 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet install
 # Without .pyc files every start would compile the package anew: in the tests, in the demo and in the figures.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-all lint bench docs dist simulate soak clean
+.PHONY: help demo recording test test-all lint bench docs dist simulate soak clean
 .DEFAULT_GOAL := help
 # The targets share one environment.
 .NOTPARALLEL:
 
 help:
 	@echo "make demo      a killed worker, a hung one, a lost node: watch a job recover from each"
+	@echo "make recording the demo as a picture that moves, docs/images/demo.svg; best on a machine that does nothing else"
 	@echo "make test      every test that needs neither root nor torch"
 	@echo "make test-all  lint, docs and every test, those with torch too"
 	@echo "make lint      ruff and mypy --strict"
@@ -36,6 +37,9 @@ help:
 
 demo: $(VENV)/.base
 	$(BIN)/rallypoint demo
+
+recording: $(VENV)/.base
+	$(BIN)/python -m tools.recording docs/images/demo.svg
 
 test: $(VENV)/.test
 	$(BIN)/pytest $(PARALLEL) -m "not torch and not root and not soak"
