@@ -38,7 +38,7 @@ def test_what_is_no_check_is_refused_with_those_that_are(piece: str, told: str) 
 
 def test_every_threshold_can_be_read() -> None:
     assert {name: rules.least_of(Spec("built_in", name)) for name in CHECKS} == {
-        "memory": GIB, "disk": GIB, "shm": 256 << 20, "files": 4096, "clock": 0, "gpu": 0,
+        "memory": GIB, "disk": GIB, "shm": 256 << 20, "files": 4096, "clock": 0, "gpu": 0, "network": 50_000_000,
     }  # fmt: skip
     assert rules.least_of(Spec("built_in", "disk", 7)) == 7
 
