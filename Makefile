@@ -30,7 +30,7 @@ help:
 	@echo "make lint      ruff and mypy --strict"
 	@echo "make docs      the documentation, into site/"
 	@echo "make dist      the wheel and the source archive, into dist/; the same bytes wherever and whenever they are built"
-	@echo "make bench     the figures, side by side with 0.1.0, and with torchrun where torch can be installed"
+	@echo "make bench     the figures, side by side with 0.1.0, and with torchrun where torch can be installed; BENCHMARKS.md, on a machine at rest"
 	@echo "make simulate  a whole cluster on virtual time, for each seed of SEEDS=0:100000, and what 10,000 nodes cost the store"
 	@echo "make soak      a thousand random faults on five machines, a thousand cycles of start and kill, a million malformed requests"
 	@echo "make clean     remove everything that these targets made"
@@ -73,7 +73,7 @@ dist: $(VENV)/.base
 
 bench: $(VENV)/.base
 	@$(MAKE) --no-print-directory $(VENV)/.torch || echo "bench: no torch here, so there is no torchrun to compare with"
-	$(BIN)/python -m benchmarks
+	$(BIN)/python -m benchmarks --publish
 
 clean:
 	rm -rf $(VENV) build dist site benchmarks/results .pytest_cache .mypy_cache .ruff_cache .hypothesis

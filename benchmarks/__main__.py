@@ -1,4 +1,7 @@
-"""``python -m benchmarks``: all figures, or the one that is named with ``--only``."""
+"""``python -m benchmarks``: all figures, or those of one part with ``--only``.
+
+With ``--publish``, BENCHMARKS.md is made of them, if the machine has nothing else to do.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +11,16 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from benchmarks import page
 from benchmarks.contestants import PREDECESSOR, TORCHRUN, launchers
-from benchmarks.figures import Figure, table, write_json
+from benchmarks.figures import Figure, table, told, write_json
 from benchmarks.predecessor import why_not
 from rallypoint.base import report
 from rallypoint.output.progress import metered
 
 __all__ = ["main"]
 
-PARTS = ("start", "memory", "restart", "warm", "idle", "tee", "rendezvous", "regroup", "store")
+PARTS = ("start", "memory", "restart", "warm", "idle", "tee", "rendezvous", "regroup", "store", "goodput")
 RESULTS = Path(__file__).parent / "results"
 
 
@@ -25,15 +29,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=what)
     parser.add_argument("--only", choices=PARTS, help="measure this part alone")
     parser.add_argument("--strict", action="store_true", help="exit with 1 when a target is missed")
+    parser.add_argument("--publish", action="store_true", help="make BENCHMARKS.md of all parts, on a machine that is at rest")
     options = parser.parse_args()
+    if options.publish and options.only:
+        parser.error("--publish takes all parts, so it does not go with --only")
+    not_published = page.why_not_published() if options.publish else ""
+    if not_published:
+        print(f"BENCHMARKS.md will not be made: {not_published}")
     if TORCHRUN not in [contestant.name for contestant in launchers()]:
         print("torch is not installed here: torchrun is not measured")
     if why_not():
         print(f"{PREDECESSOR} is not measured: {why_not()}")
+    machine = page.read() if options.publish else {}
     figures = _measure_all([part for part in PARTS if options.only in (None, part)])
     path = RESULTS / time.strftime("%Y-%m-%dT%H-%M-%S.json")
     write_json(figures, path)
     print(f"\n{table(figures)}\n\nmedians; every sample is in {path}")
+    if options.publish and not not_published:
+        page.publish(told(figures, machine))
     missed = [figure.name for figure in figures for target in figure.targets if figure.verdict(target) == "FAIL"]
     if missed and options.strict:
         raise SystemExit(f"missed: {', '.join(missed)}")

@@ -6,13 +6,14 @@ import json
 import os
 import platform
 from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from statistics import median
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from benchmarks.contestants import PREDECESSOR, RALLYRUN, TORCHRUN
 
-__all__ = ["Figure", "Target", "at_least", "at_most", "ratio_at_least", "ratio_at_most", "table", "write_json"]
+__all__ = ["Figure", "Target", "at_least", "at_most", "ratio_at_least", "ratio_at_most", "table", "told", "write_json"]
 
 HEADINGS = ("figure", "unit", "rallyrun", PREDECESSOR, "ratio", "torchrun", "floor, cat", "better by", "target", "")
 LAUNCHERS = (RALLYRUN, PREDECESSOR, TORCHRUN)
@@ -69,8 +70,14 @@ def table(figures: Sequence[Figure]) -> str:
 
 def write_json(figures: Sequence[Figure], path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    content = {
-        "machine": {"cpus": os.cpu_count(), "system": platform.platform(), "python": platform.python_version()},
+    path.write_text(json.dumps(told(figures), indent=2) + "\n")
+
+
+def told(figures: Sequence[Figure], machine: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """All that was measured, and on what, as a document."""
+    system = {"cpus": len(os.sched_getaffinity(0)), "system": platform.platform(), "python": platform.python_version()}
+    return {
+        "machine": {**system, "torch": _version("torch"), **(machine or {})},
         "figures": [
             {
                 "name": figure.name,
@@ -82,7 +89,13 @@ def write_json(figures: Sequence[Figure], path: Path) -> None:
             for figure in figures
         ],
     }
-    path.write_text(json.dumps(content, indent=2) + "\n")
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"
 
 
 def _rows(figure: Figure) -> list[tuple[str, ...]]:
