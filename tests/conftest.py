@@ -106,6 +106,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: LONG_ONES.isdisjoint(item.path.parts))
 
 
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Tests that have to stay together do. And all that was made here stays, so no search for cycles looks through it again."""
+    for item in session.items if session.config.getoption("loadgroup", False) else ():
+        if (group := item.get_closest_marker("xdist_group")) and not item.nodeid.endswith(f"@{group.args[0]}"):
+            raise RuntimeError(f"this pytest-xdist has no groups with pytest {pytest.__version__}: {item.nodeid} would run apart")
+    gc.collect()
+    gc.freeze()
+
+
 def shared_by(item: pytest.Function) -> str:
     """What this test shares with others, and is made once for each test process; all who share it run in the same one."""
     if ALONE_OF_THEIR_KIND in item.path.parents:
