@@ -13,9 +13,10 @@ import pytest
 from tests.inspection.test_asking import add_node
 
 from rallypoint.coordination.model import Put, Transaction
-from rallypoint.inspection import asking, stack_relay
-from rallypoint.inspection.stack_relay import MOST_BYTES, Answers, Others, ask_others, pack, read_others, unpack
+from rallypoint.inspection import asking, stack_relay, store_relay
+from rallypoint.inspection.stack_relay import Answers, Others, ask_others, pack, read_others, unpack
 from rallypoint.inspection.stack_view import ProcessDump, WorkerDump
+from rallypoint.inspection.store_relay import MOST_BYTES
 from rallypoint.inspection.view import NodeView, WorkerView, to_document
 from rallypoint.protocol import job_records as job
 from rallypoint.testing.memory import MemoryCoordination, MemoryEngine
@@ -91,7 +92,7 @@ def ask(
 
 
 def left_over(client: MemoryCoordination) -> list[str]:
-    return [item.key for item in client.read(job.STACKS, time.monotonic() + PATIENCE_S).items]
+    return [item.key for item in client.read(job.SHOWN, time.monotonic() + PATIENCE_S).items]
 
 
 def test_all_other_nodes_are_asked_and_nothing_stays(store: MemoryEngine, start: Callable[..., Node]) -> None:
@@ -131,7 +132,7 @@ def test_a_late_answer_gives_way_to_the_next(store: MemoryEngine, start: Callabl
         answer = answers.make("a#1", number, detail)
         assert answer is not None
         node.client.transact(answer, time.monotonic() + PATIENCE_S)
-        assert left_over(node.client) == [f"{job.STACKS}{number}/a#1"]
+        assert left_over(node.client) == [f"{job.SHOWN}{number}/a#1"]
 
 
 @pytest.mark.parametrize("detail", ["", "[]", "{}", "[" * 100_000, '{"ranks": [[1]], "but": [], "bytes": 1, "within_s": 1}'])
@@ -150,7 +151,7 @@ def test_what_nobody_can_read_was_not_said(junk: bytes) -> None:
 
 
 def test_what_is_packed_small_is_not_unpacked_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stack_relay, "UNPACKED_BYTES", 1000)
+    monkeypatch.setattr(store_relay, "UNPACKED_BYTES", 1000)
     assert unpack(binascii.b2a_base64(zlib.compress(b"[" + b" " * 100_000 + b"]"))) == []
 
 

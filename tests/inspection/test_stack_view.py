@@ -10,7 +10,20 @@ from hypothesis import strategies as st
 
 from rallypoint.base.json_text import to_json
 from rallypoint.base.text import Run, runs
-from rallypoint.inspection.stack_view import ProcessDump, WorkerDump, lines_of, missing, read_dump, shortened, stacks_view
+from rallypoint.inspection.stack_view import (
+    BY_KERNEL,
+    BY_PY_SPY,
+    BY_SIGNAL,
+    ProcessDump,
+    StacksView,
+    WorkerDump,
+    grouped,
+    lines_of,
+    missing,
+    read_dump,
+    shortened,
+    stacks_view,
+)
 from rallypoint.inspection.view import to_document
 
 RANKS = st.sets(st.integers(0, 30), max_size=12)
@@ -70,3 +83,42 @@ def test_nothing_that_comes_does_worse_than_a_value_error(found: object) -> None
         read_dump(found)
     except ValueError:
         return
+
+
+PYTHON = 'Thread 0x1 (most recent call first):\n  File "train.py", line 7 in step\n  File "train.py", line 20 in main\n'
+PY_SPY = """\
+Process 5: python train.py
+Python v3.11.2 (/usr/bin/python3)
+
+Thread 5 (idle): "MainThread"
+    step (train.py:7)
+    main (train.py:20)
+Thread 9 (active): "loader"
+    read (data.py:3)
+"""
+
+
+def test_each_different_stack_is_told_once_whoever_has_told_it() -> None:
+    kernel = ProcessDump(7, BY_KERNEL, "thread 7 (python3 (a)): asleep in futex\nthread 8 (x): running", why="py-spy is missing")
+    workers = [
+        WorkerDump("a-job", "n0", 0, 4, (ProcessDump(4, BY_SIGNAL, PYTHON),)),
+        WorkerDump("a-job", "n1", 1, 5, (ProcessDump(5, BY_PY_SPY, PY_SPY),)),
+        WorkerDump("a-job", "n1", 2, 6, (), "process 6 is stopped"),
+        WorkerDump("a-job", "n2", 3, 7, (kernel,)),
+    ]
+    assert grouped(StacksView(tuple(workers), ("n3",), "only some were asked")) == [
+        "no answer from n3",
+        "only some were asked",
+        "rank 2: process 6 is stopped",
+        "",
+        "ranks 0-1, main thread:",
+        "  step (train.py:7)",
+        "  main (train.py:20)",
+        "",
+        "rank 3, main thread:",
+        "  no Python stack: py-spy is missing",
+        "  in the kernel: asleep in futex",
+        "",
+        "rank 1, another thread:",
+        "  read (data.py:3)",
+    ]

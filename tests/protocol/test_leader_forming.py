@@ -56,7 +56,7 @@ def test_three_steps_make_a_small_generation() -> None:
         Put("down/generation", job.encode(generation)),
         *(Delete(prefix, True) for prefix in ("up/failures/", "up/hangs/", "up/pace/", "up/done/", "up/left/", "up/memories/")),
         *(Delete(prefix, True) for prefix in ("up/drain/", "down/signal/", "down/inquiry/", "down/pace/", "down/expelled/")),
-        *(Delete(prefix, True) for prefix in ("down/drain/", "data/", "stacks/", "seats/6.")),
+        *(Delete(prefix, True) for prefix in ("down/drain/", "data/", "shown/", "seats/6.")),
     ]
 
 

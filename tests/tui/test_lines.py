@@ -149,6 +149,7 @@ def test_where_the_logs_of_a_rank_are(key: model.Key | None, who: str, has_files
     place = lines.log_place(look([job()]), key, HERE)
     assert (place.who, bool(place.files)) == (who, has_files)
     assert otherwise in place.otherwise
+    assert (place.rank, place.node_id) == ((2, "id-1") if key == ("id-1", 0) else (1 if has_files else 0, ""))
     if key == ("id-0", 1):
         assert place.files == ("/logs/run/attempt_1/1/stdout.log", "/logs/run/attempt_1/1/stderr.log")
 
@@ -158,21 +159,21 @@ def test_a_job_without_log_files_says_how_to_have_some() -> None:
 
 
 @pytest.mark.parametrize(
-    ("data", "is_beginning", "shown"),
+    ("text", "shown"),
     [
-        (b"", True, []),
-        (b"one\ntwo\n", True, ["one", "two"]),
-        (b"cut off\ntwo\npart", False, ["two", "part"]),
-        (b"\x1b[31mred\x1b[0m \x1b]0;a title\x07and\tthen\n", True, ["red and then"]),
-        (b" 10%\r 20%\r 30%", True, [" 30%"]),
-        (b" 10%\r 20%\r\n", True, [" 20%"]),
-        (b"bell\x07 null\x00 \xff\n", True, ["bell· null· \ufffd"]),
-        (b"\n\nx\n", True, ["", "", "x"]),
-        ("\u202eright to left".encode(), True, ["·right to left"]),
+        ("", []),
+        ("one\ntwo\n", ["one", "two"]),
+        ("two\npart", ["two", "part"]),
+        ("\x1b[31mred\x1b[0m \x1b]0;a title\x07and\tthen\n", ["red and then"]),
+        (" 10%\r 20%\r 30%", [" 30%"]),
+        (" 10%\r 20%\r\n", [" 20%"]),
+        ("bell\x07 null\x00 \ufffd\n", ["bell· null· \ufffd"]),
+        ("\n\nx\n", ["", "", "x"]),
+        ("\u202eright to left", ["·right to left"]),
     ],
 )
-def test_m4_a_log_cannot_act_on_the_terminal(data: bytes, is_beginning: bool, shown: list[str]) -> None:
-    assert lines.plain_lines(data, 10, is_beginning) == shown
+def test_m4_a_log_cannot_act_on_the_terminal(text: str, shown: list[str]) -> None:
+    assert lines.plain_lines(text, 10) == shown
 
 
 def test_a_page_is_folded_where_a_line_is_too_long() -> None:
@@ -181,7 +182,7 @@ def test_a_page_is_folded_where_a_line_is_too_long() -> None:
 
 
 def test_only_the_last_lines_of_a_log_are_kept() -> None:
-    assert lines.plain_lines(b"".join(b"%d\n" % number for number in range(100)), 2, True) == ["98", "99"]
+    assert lines.plain_lines("".join(f"{number}\n" for number in range(100)), 2) == ["98", "99"]
 
 
 @pytest.mark.parametrize(

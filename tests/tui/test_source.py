@@ -9,14 +9,15 @@ from pathlib import Path
 import pytest
 from tests.tui.recorded import node
 
-from rallypoint.errors import UsageError
+from rallypoint.errors import RallypointError, UsageError
 from rallypoint.inspection import client
 from rallypoint.inspection.client import Agent
+from rallypoint.inspection.log_ends import END_BYTES, LogEnd, LogWish
 from rallypoint.inspection.view import JobView, job_of
 from rallypoint.tui import model
 from rallypoint.tui.lines import LogPlace, Question
 from rallypoint.tui.model import Watch
-from rallypoint.tui.source import TAIL_BYTES, JobSource, Tail
+from rallypoint.tui.source import JobSource, Tail
 
 
 def place(folder: Path) -> LogPlace:
@@ -42,7 +43,34 @@ def test_of_a_long_log_only_the_end_is_read(tmp_path: Path) -> None:
     tail = JobSource("").tail(place(tmp_path), 0, 100_000)
     assert tail.texts[-1] == "line 019999"
     assert all(len(text) == len("line 000000") for text in tail.texts)
-    assert len(tail.texts) <= TAIL_BYTES / 12
+    assert len(tail.texts) <= END_BYTES / 12
+
+
+def test_the_log_of_a_rank_on_another_host_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unless it lies on a disk that is shared."""
+    Machine(monkeypatch, a="tri")
+    source, elsewhere = JobSource("tri"), place(tmp_path).replace(rank=3, node_id="id-1")
+    asked: list[tuple[str, LogWish]] = []
+    told = LogEnd("/there/stderr.log", 10, 2.0, False, "one\ntwo\n")
+
+    def log_end(_: client.LocalJob, node_id: str, wish: LogWish) -> LogEnd:
+        asked.append((node_id, wish))
+        if told.error == "gone":
+            raise RallypointError("its node has not sent it within 3 s")
+        return told
+
+    monkeypatch.setattr(client.LocalJob, "log_end", log_end)
+    found = source.tail(elsewhere, 1, 10)
+    assert (found.title, found.texts) == ("rank 3: stderr.log, 10 B, written 2 s ago", ("one", "two"))
+    assert asked == [("id-1", LogWish(3, choice=1))]
+    told = LogEnd(error="no file has it")
+    assert source.tail(elsewhere, 0, 10) == Tail("rank 3", ("no file has it",), is_note=True)
+    told = LogEnd(error="gone")
+    why = "there are none, and its node was asked in vain: its node has not sent it within 3 s"
+    assert source.tail(elsewhere, 0, 10).texts == (why,)
+    (tmp_path / "stdout.log").write_text("shared\n")
+    assert source.tail(elsewhere, 0, 10).texts == ("shared",)
+    assert len(asked) == 3
 
 
 class Machine:

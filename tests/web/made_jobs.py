@@ -12,10 +12,12 @@ from typing import Any, NamedTuple
 from tests.conftest import PATIENCE_S
 
 from rallypoint.health.server import HealthCheckServer
+from rallypoint.inspection.log_ends import LogEnd, LogFile, LogWish, find_end
+from rallypoint.inspection.stack_view import BY_SIGNAL, ProcessDump, StacksView, WorkerDump
 from rallypoint.inspection.view import Happening, JobView, NodeView, WorkerView, job_of
 from rallypoint.web.document import Span
 from rallypoint.web.rules import PATHS
-from rallypoint.web.site import Job, LogFile, Site
+from rallypoint.web.site import Job, Site
 
 
 def make_worker(rank: int, step: int | None = 0, **more: Any) -> WorkerView:
@@ -50,9 +52,10 @@ class MadeJob:
         self.of_node = of_node
         self.looks = 0
         self.fails_with: Exception | None = None
-        self.lines = ["ranks 0-3, main thread:", "  train (/job/train.py:7)"]
+        self.stacks = dict.fromkeys(range(4), 'Thread 1 (most recent call first):\n  File "/job/train.py", line 7 in train')
+        self.stack_note = ""
         self.logs: dict[tuple[int, str], LogFile] = {}
-        self.site = Site(Job(self.look, self.survey, make_spans, lambda: self.lines, lambda *which: self.logs.get(which)))
+        self.site = Site(Job(self.look, self.survey, make_spans, self.dump, self.log_end))
 
     def look(self) -> NodeView:
         return self._node(0)
@@ -62,6 +65,13 @@ class MadeJob:
         if self.fails_with is not None:
             raise self.fails_with
         return job_of([self._node(number) for number in range(self.size[0])])
+
+    def dump(self) -> StacksView:
+        told = [WorkerDump("job-7", "", rank, 1, (ProcessDump(1, BY_SIGNAL, text),)) for rank, text in self.stacks.items()]
+        return StacksView(tuple(told), note=self.stack_note)
+
+    def log_end(self, wish: LogWish, node_id: str) -> LogEnd | None:
+        return find_end(wish, lambda *which: self.logs.get(which))
 
     def _node(self, number: int) -> NodeView:
         nodes, workers = self.size

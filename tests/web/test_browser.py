@@ -14,7 +14,7 @@ import pytest
 from tests.web.made_jobs import MadeJob, served
 
 from rallypoint.health.server import HealthCheckServer
-from rallypoint.web.site import LogFile
+from rallypoint.inspection.log_ends import LogFile
 
 pytestmark = [pytest.mark.root, pytest.mark.xdist_group("browser"), pytest.mark.timeout(300)]
 
@@ -115,7 +115,7 @@ def test_every_width_and_scheme(browser: Any, job: MadeJob, width: int, scheme: 
 def test_hostile_text_stays_text(browser: Any, job: MadeJob) -> None:
     """Whoever names a job, a node or a reason, or writes a line, cannot do anything here."""
     job.of_node = {"job": HOSTILE, "node": HOSTILE, "why": HOSTILE, "command": HOSTILE, "log_dir": HOSTILE, "phase": "stopping"}
-    job.lines = [HOSTILE]
+    job.stack_note = HOSTILE
     with served(job) as server:
         shown = Shown(browser, job, server, 400)
         shown.tab.click("#ask-log")

@@ -73,7 +73,7 @@ def test_the_document_is_json_and_tells_the_job() -> None:
     told = describe(job, job.nodes[1], look(job, None, 0.0), make_spans(0.0), 0.0)
     assert json.loads(to_json(told)) == told
     assert (told["job"], told["phase"], told["step"], told["generation"], told["node_count"]) == ("job-7", "running", 7, 2, 2)
-    assert (told["silent"], told["silent_count"], told["own"], told["own_ranks"]) == (["node-2"], 1, "node-1", [1])
+    assert (told["silent"], told["silent_count"], told["own"]) == (["node-2"], 1, "node-1")
     assert told["goodput"] == 0.6
     assert told["history"] == [[60, "restart", "rank 1 (pid 7) failed: exited with code 3"]]
     assert [(span["phase"], span["ago_s"], span["lasted_s"], span["kept_s"]) for span in told["timeline"]] == [

@@ -19,12 +19,12 @@ from tests.conftest import PATIENCE_S
 from tests.web.made_jobs import MadeJob, Told, Viewer, ask, served
 
 from rallypoint.errors import RallypointError
+from rallypoint.inspection.log_ends import END_BYTES, LogEnd, LogFile, LogWish
+from rallypoint.inspection.stack_view import StacksView
 from rallypoint.net.http import Response
 from rallypoint.output.log_specs import LogFolder
-from rallypoint.web import site as web_site
 from rallypoint.web.feed import Feed
 from rallypoint.web.rules import PATHS
-from rallypoint.web.site import LogFile
 
 
 @pytest.fixture
@@ -147,7 +147,6 @@ def test_the_job_is_told_again_and_again(job: MadeJob, port: int) -> None:
     steps = [view["step"] for _, view in seen]
     assert steps == sorted(set(steps))
     assert seen[0][1]["job"] == "job-7"
-    assert seen[0][1]["own_ranks"] == [0, 1, 2, 3]
 
 
 def test_many_viewers_cost_one_look_a_second(job: MadeJob, port: int) -> None:
@@ -239,18 +238,21 @@ def test_when_the_job_ends_all_are_told_and_the_stream_ends(job: MadeJob) -> Non
 # --- stacks and logs -------------------------------------------------------------------------------------------------------
 
 
+TRAINING = ["", "ranks 0-3, main thread:", "  train (/job/train.py:7)"]
+
+
 def test_stacks_on_request(job: MadeJob, port: int) -> None:
     assert ask(port, "/web/stacks", job.site.token).status == 405
-    assert ask(port, "/web/stacks", job.site.token, "POST").document == {"lines": job.lines}
+    assert ask(port, "/web/stacks", job.site.token, "POST").document == {"lines": TRAINING}
 
 
 def test_stacks_that_take_their_time_hold_up_nobody(job: MadeJob, port: int) -> None:
     asked, may_answer = threading.Event(), threading.Event()
 
-    def stacks() -> list[str]:
+    def stacks() -> StacksView:
         asked.set()
         may_answer.wait(PATIENCE_S)
-        return ["late"]
+        return StacksView((), note="late")
 
     job.site._job = job.site._job.replace(stacks=stacks)
     told: list[Told] = []
@@ -265,7 +267,7 @@ def test_stacks_that_take_their_time_hold_up_nobody(job: MadeJob, port: int) -> 
 
 
 def test_stacks_that_cannot_be_had(job: MadeJob, port: int) -> None:
-    def stacks() -> list[str]:
+    def stacks() -> StacksView:
         raise OSError(9, "the workers are not watched any more")
 
     job.site._job = job.site._job.replace(stacks=stacks)
@@ -282,7 +284,27 @@ def test_the_end_of_a_log(job: MadeJob, port: int, tmp_path: Path) -> None:
     assert told["is_cut"]
     lines = told["text"].splitlines()
     assert (lines[0].startswith("line "), lines[-1]) == (True, "line 19999 <b>")
-    assert len(told["text"]) <= web_site.LOG_BYTES
+    assert len(told["text"]) <= END_BYTES
+
+
+def test_the_log_of_a_worker_elsewhere_comes_from_its_node(job: MadeJob, port: int) -> None:
+    job.size, job.of_node = (2, 4), {"id": "id-1"}
+    asked: list[tuple[LogWish, str]] = []
+
+    def log_end(wish: LogWish, node_id: str) -> LogEnd:
+        asked.append((wish, node_id))
+        if wish.rank == 6:
+            raise RallypointError("its node has not sent it within 3 s")
+        return LogEnd("/there/stdout.log", 9, 1.0, False, "\x1b[1m10%\r20%\n")
+
+    job.site._job = job.site._job.replace(log_end=log_end)
+    told = ask(port, "/web/log?rank=5&stream=stdout", job.site.token).document
+    assert told == {"path": "/there/stdout.log", "size": 9, "is_cut": False, "text": "20%\n"}
+    assert asked == [(LogWish(5, ("stdout",)), "id-1")]
+    told = ask(port, "/web/log?rank=6&stream=stdout", job.site.token).document
+    assert told == {"error": "its node has not sent it within 3 s"}
+    assert ask(port, "/web/log?rank=99&stream=stdout", job.site.token).status == 200
+    assert asked[2] == (LogWish(99, ("stdout",)), "")
 
 
 def test_a_log_that_is_not_there(job: MadeJob, port: int, tmp_path: Path) -> None:
@@ -312,10 +334,10 @@ def test_a_pipe_in_place_of_a_log_blocks_nobody(job: MadeJob, port: int, tmp_pat
 def test_questions_are_answered_a_few_at_a_time(job: MadeJob, port: int) -> None:
     may_answer = threading.Event()
 
-    def find(rank: int, stream: str) -> None:
+    def find(wish: LogWish, node_id: str) -> None:
         may_answer.wait(PATIENCE_S)
 
-    job.site._job = job.site._job.replace(find_log=find)
+    job.site._job = job.site._job.replace(log_end=find)
     told: list[int] = []
     askers = [
         threading.Thread(target=lambda: told.append(ask(port, "/web/log?rank=0&stream=stderr", job.site.token).status))

@@ -244,11 +244,11 @@ class LocalElasticAgent(SimpleElasticAgent):
         """The web page of the job, where it is asked for, by the paths that it consists of."""
         if not self._has_page:
             return {}
-        from rallypoint.agent.viewing import open_site
+        from rallypoint.agent.viewing import log_finder, open_site
         from rallypoint.web.rules import PATHS
 
-        folders = folders_of(self._logs_specs)
-        self._site = open_site(self._viewer(), lambda: self._desk, self._run_record, self._monitor, folders)
+        find_log = log_finder(self._run_record, folders_of(self._logs_specs))
+        self._site = open_site(self._viewer(), lambda: self._desk, self._run_record, find_log)
         return dict.fromkeys(PATHS, self._site.answer)
 
     def _is_running(self) -> bool:
@@ -500,9 +500,11 @@ class LocalElasticAgent(SimpleElasticAgent):
             return
         job, desk = self._peers.job, None
         try:
+            from rallypoint.agent.viewing import log_finder
             from rallypoint.inspection.desk import Desk
 
-            desk = Desk(self._viewer(), job.new_connection)
+            find_log = log_finder(self._run_record, folders_of(self._logs_specs))
+            desk = Desk(self._viewer(), job.new_connection, find_log)
             if limits.is_reserved(desk.fileno()):  # the last open files are for the workers
                 desk.close()
                 return

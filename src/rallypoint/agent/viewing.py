@@ -12,6 +12,7 @@ from rallypoint.agent.capabilities import NoFolders
 from rallypoint.agent.records import RunRecord
 from rallypoint.agent.worker_monitor import WorkerMonitor
 from rallypoint.agent.workers import WorkerSpec
+from rallypoint.errors import RallypointError
 from rallypoint.inspection.view import Happening, JobView, NodeView, WorkerView, job_of
 from rallypoint.output.log_specs import DefaultLogsSpecs
 from rallypoint.processes.activity import look_at, read_file
@@ -21,12 +22,13 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from rallypoint.agent.peers import NoJob
     from rallypoint.inspection.desk import Desk
+    from rallypoint.inspection.log_ends import FindLog, LogEnd, LogFile
     from rallypoint.protocol.pace import Pace
     from rallypoint.rendezvous.coordinated import CoordinatedHandler
     from rallypoint.web.document import Span
-    from rallypoint.web.site import LogFile, Site
+    from rallypoint.web.site import Site
 
-__all__ = ["describe_node", "open_site"]
+__all__ = ["describe_node", "log_finder", "open_site"]
 
 COMMAND_CHARACTERS = 1000
 GONE = "gone"
@@ -128,16 +130,29 @@ def _memory(pid: int) -> int | None:
     return int(pages[1]) * resource.getpagesize() if len(pages) > 1 else None
 
 
-def open_site(
-    look: Callable[[], NodeView],
-    read_desk: Callable[[], Desk | None],
-    record: RunRecord,
-    monitor: WorkerMonitor,
-    folders: DefaultLogsSpecs | NoFolders,
-) -> Site:
+def log_finder(record: RunRecord, folders: DefaultLogsSpecs | NoFolders) -> FindLog:
+    """Where the workers of this node write now."""
+
+    def find_log(rank: int, stream: str) -> LogFile | None:
+        from rallypoint.inspection.log_ends import LogFile
+
+        ranks, folder = record.board.status.ranks, record.attempt_folder
+        if rank not in ranks:
+            return None
+        path = os.path.join(folder, str(ranks.index(rank)), f"{stream}.log") if folder else ""
+        return LogFile(path, folders.run_folder)
+
+    return find_log
+
+
+def open_site(look: Callable[[], NodeView], read_desk: Callable[[], Desk | None], record: RunRecord, find_log: FindLog) -> Site:
     """The web page of this agent's job. Before the agent has a desk it is not among the others, and all there is to see."""
+    from rallypoint.inspection.log_ends import LogWish, find_end
+    from rallypoint.inspection.stack_relay import PATIENCE_S, Others
+    from rallypoint.inspection.stack_view import StacksView, stacks_view
+    from rallypoint.inspection.stacks import dump_workers
     from rallypoint.web.document import Span, spans
-    from rallypoint.web.site import Job, LogFile, Site
+    from rallypoint.web.site import WHO, Job, Site
 
     def survey(by: str, patience_s: float) -> JobView:
         desk = read_desk()
@@ -147,16 +162,17 @@ def open_site(
         status = record.board.status
         return spans([Span(*past) for past in list(record.past_phases)], status.ledger, status.generation, now)
 
-    def stacks() -> list[str]:
-        status = record.board.status
-        pids = {local_rank: pid for local_rank, pid in enumerate(status.pids) if isinstance(pid, int)}
-        return monitor.stacks(pids, dict(enumerate(status.ranks)))
+    def stacks() -> StacksView:
+        desk, own, others, trouble = read_desk(), look(), Others(), ""
+        try:
+            if desk is not None:
+                others = desk.clerk().stacks_of_others(WHO, [(own.hostname, own.pid)], None, PATIENCE_S)
+        except (RallypointError, OSError) as error:
+            trouble = f"only this node could be asked: {error}"
+        return stacks_view([*dump_workers([own], None), *others.workers], others.silent, trouble)
 
-    def find_log(rank: int, stream: str) -> LogFile | None:
-        ranks, folder = record.board.status.ranks, record.attempt_folder
-        if rank not in ranks:
-            return None
-        path = os.path.join(folder, str(ranks.index(rank)), f"{stream}.log") if folder else ""
-        return LogFile(path, folders.run_folder)
+    def log_end(wish: LogWish, node_id: str) -> LogEnd | None:
+        desk = read_desk()
+        return find_end(wish, find_log) if desk is None else desk.clerk().log_end(node_id, wish, WHO)
 
-    return Site(Job(look, survey, timeline, stacks, find_log))
+    return Site(Job(look, survey, timeline, stacks, log_end))

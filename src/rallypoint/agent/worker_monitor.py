@@ -193,10 +193,6 @@ class WorkerMonitor:
                 self._board = PulseBoard(self._spec.local_world_size, self._page_fd)
             return self._board.read(local_rank, now) if self._board is not None else None
 
-    def stacks(self, pids: dict[int, int], ranks: dict[int, int]) -> list[str]:
-        """Where these workers are, by local rank; for any thread. OSError: they are not watched any more."""
-        return self._hang_watch.stacks(pids, ranks) if self._hang_watch is not None else []
-
     def stop_watching(self) -> None:
         self._pace_at, self._paced_job, self._awaits_steps = None, None, False
         if self._hang_watch is not None:

@@ -28,7 +28,6 @@ from rallypoint.hangs.stacks import (
     StackDesk,
     brief_lines,
     frames_of,
-    grouped_lines,
     rank_ranges,
     standing,
     write_stacks,
@@ -53,7 +52,6 @@ __all__ = ["SILENT", "Hang", "HangLimits", "HangWatch", "Hung", "Watched", "pars
 SILENT = "silent"  # the phase of a worker that says nothing of itself
 LOOKS_IN_A_LIMIT = 5  # thorough ones, at a worker that is still
 STACKS_TIMEOUT_S = 5.0  # for writing them down
-NOT_PREPARED = "Workers show their Python stacks if the job was started with --hang-timeout; this is where the kernel sees them."
 
 
 class Family:
@@ -456,11 +454,6 @@ class HangWatch:
             return self._board.read(local_rank, now)
         except ValueError:  # closed meanwhile
             return None
-
-    def stacks(self, pids: dict[int, int], global_ranks: dict[int, int]) -> list[str]:
-        """Where these workers are, each different stack once; for any thread. To answer is a sign of life. OSError: too late."""
-        lines = grouped_lines(list(self._desk.ask(pids, global_ranks).values()), ())
-        return lines if self._limits is not None else [NOT_PREPARED, *lines]
 
     def checkpoint_at(self) -> float | None:
         """Since when the work of all workers is safe, of those that ever told of a checkpoint in this group."""

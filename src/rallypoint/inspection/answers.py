@@ -1,8 +1,9 @@
 """What an agent answers to whoever asks at its desk, or through the store of its job.
 
 A visitor sends one line of JSON, and gets lines of JSON until the connection ends: ``{"ask": "node"}`` for this agent alone,
-``"job"`` for all nodes of its job, ``"stacks"`` for where the workers of other nodes stand, ``"stop"``, ``"drain"`` and
-``"restart"`` to steer it. Each answer has an ``error`` where it could not be done.
+``"job"`` for all nodes of its job, ``"stacks"`` for where the workers of other nodes stand, ``"log_end"`` for what a worker
+elsewhere has written last, ``"stop"``, ``"drain"`` and ``"restart"`` to steer it. Each answer has an ``error`` where it could not
+be done.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 
 from rallypoint.base import report
@@ -21,7 +22,7 @@ from rallypoint.base.json_text import clip, to_json
 from rallypoint.base.signals import inbox
 from rallypoint.coordination.engine import Coordination, CoordinationError
 from rallypoint.errors import RallypointError
-from rallypoint.inspection import asking
+from rallypoint.inspection import asking, log_ends
 from rallypoint.inspection.view import FORMAT, JobView, job_of, to_document
 from rallypoint.net.service_thread import importing
 from rallypoint.story.phases import RUNNING
@@ -30,8 +31,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from rallypoint.base.text import Run
     from rallypoint.inspection.desk import Desk
-    from rallypoint.inspection.stack_relay import Answers
+    from rallypoint.inspection.stack_relay import Answers, Others
     from rallypoint.protocol.session import AskedFor
 
 __all__ = ["Clerk"]
@@ -52,10 +54,11 @@ class Clerk:
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
         # Who asks all nodes waits for its own answer too, and who asks for stacks for long.
-        self._asking, self._answering, self._collecting = (_Line(desk.connect) for _ in range(3))
+        self._asking, self._answering, self._collecting, self._reading = (_Line(desk.connect) for _ in range(4))
         self._is_closing = self._is_leaving = self._leaves_at_once = False
         self._senders = threading.BoundedSemaphore(MOST_SENDERS)
         self._stacks: Answers | None = None
+        self._log_ends = log_ends.Answers(desk.find_log)
 
     def close(self) -> None:
         """Whoever hosts the store waits for those who are connected to it; who follows the logs gets the last lines."""
@@ -63,7 +66,7 @@ class Clerk:
         deadline = time.monotonic() + LAST_LINES_S
         for _ in range(MOST_SENDERS):
             self._senders.acquire(timeout=max(deadline - time.monotonic(), 0.0))
-        for line in (self._asking, self._answering, self._collecting):
+        for line in (self._asking, self._answering, self._collecting, self._reading):
             line.close()
 
     # --- whoever comes to the desk -----------------------------------------------------------------------------------------
@@ -93,6 +96,8 @@ class Clerk:
                 return {"done": self._restart(by)}
             case "stacks":
                 return self._collect_stacks(asked, by)
+            case "log_end":
+                return self._tell_log_end(str(asked.get("node", "")), asked.get("wish"), by)
             case "logs":
                 return self._ask_for_logs(str(asked.get("node", "")), str(asked.get("detail", "")), by)
         raise ValueError(f"this agent, of another version of rallypoint, does not know the question {asked.get('ask')!r:.40}")
@@ -152,17 +157,36 @@ class Clerk:
 
     def _collect_stacks(self, asked: dict[str, Any], by: str) -> dict[str, Any]:
         from rallypoint.inspection.stack_relay import PATIENCE_S as LONG_S
-        from rallypoint.inspection.stack_relay import Others, ask_others, read_runs
+        from rallypoint.inspection.stack_relay import read_runs
 
         try:
             ranks = None if asked.get("ranks") is None else read_runs(asked["ranks"])
             here = {(str(host), int(pid)) for host, pid in asked.get("here", ())}
         except TypeError:
             raise ValueError("ranks or agents are missing") from None
+        return to_document(self.stacks_of_others(by, here, ranks, _patience(asked, LONG_S)))
+
+    def stacks_of_others(
+        self, by: str, here: Collection[tuple[str, int]], ranks: Sequence[Run] | None, patience_s: float
+    ) -> Others:
+        """Of all nodes but those whose agents, by host and process, are `here`; RallypointError: the store does not answer."""
+        from rallypoint.inspection.stack_relay import Others, ask_others
+
         with self._collecting() as engine:
-            patience_s = _patience(asked, LONG_S)
-            found = Others() if engine is None else ask_others(engine, by, here, ranks, PATIENCE_S, patience_s)
-        return to_document(found)
+            return Others() if engine is None else ask_others(engine, by, here, ranks, PATIENCE_S, patience_s)
+
+    def _tell_log_end(self, node_id: str, wish: object, by: str) -> dict[str, Any]:
+        return {"log_end": to_document(self.log_end(node_id, log_ends.read_wish(wish), by))}
+
+    def log_end(self, node_id: str, wish: log_ends.LogWish, by: str) -> log_ends.LogEnd:
+        """Of a worker of this node, or of the node of this id; RallypointError: it could not be asked."""
+        found = log_ends.find_end(wish, self._desk.find_log)
+        if found is not None:
+            return found
+        with self._reading() as engine:
+            if engine is None or not node_id:
+                raise RallypointError(f"rank {wish.rank} is none of this job's workers, as far as is known here")
+            return log_ends.ask_node(engine, node_id, wish, by, PATIENCE_S)
 
     def _ask_for_logs(self, node_id: str, detail: str, by: str) -> dict[str, Any]:
         with self._asking() as engine:
@@ -187,6 +211,9 @@ class Clerk:
         if asked.asked.what == "stacks":
             self._give_stacks(asked)
             return
+        if asked.asked.what == "log_end":
+            self._give_log_end(asked)
+            return
         with self._answering() as engine:
             if engine is not None:
                 asking.answer(engine, self._desk.look().replace(id=asked.node_id), asked.number)
@@ -205,6 +232,15 @@ class Clerk:
             raise RallypointError(str(error)) from None
         if answer is None:
             return
+        with self._answering() as engine:
+            if engine is not None:
+                engine.transact(answer, time.monotonic() + asking.CALL_S)
+
+    def _give_log_end(self, asked: AskedFor) -> None:
+        try:
+            answer = self._log_ends.make(asked.node_id, asked.number, asked.asked.detail)
+        except ValueError as error:
+            raise RallypointError(str(error)) from None
         with self._answering() as engine:
             if engine is not None:
                 engine.transact(answer, time.monotonic() + asking.CALL_S)

@@ -20,7 +20,7 @@ from rallypoint.inspection.stack_relay import PATIENCE_S as STACKS_PATIENCE_S
 from rallypoint.inspection.stack_relay import Others, ask_others, read_others
 from rallypoint.inspection.stack_view import StacksView, missing, stacks_view
 from rallypoint.inspection.stacks import dump_workers
-from rallypoint.inspection.view import FORMAT, JobKey, JobView, NodeView, keys_of, read_job, read_node
+from rallypoint.inspection.view import FORMAT, JobKey, JobView, NodeView, keys_of, read_job, read_node, to_document
 from rallypoint.net.private_socket import peer_of
 
 TYPE_CHECKING = False
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from rallypoint.coordination.embedded.client import EmbeddedCoordination
     from rallypoint.coordination.engine import Coordination
     from rallypoint.coordination.etcd.engine import EtcdCoordination
+    from rallypoint.inspection.log_ends import LogEnd, LogWish
 
     T = TypeVar("T")
 
@@ -172,11 +173,25 @@ class LocalJob:
         """Have a node send its logs, as `log_relay` describes."""
         return self._tell("logs", node=node_id, detail=detail)
 
+    def log_end(self, node_id: str, wish: LogWish) -> LogEnd:
+        """What a worker of a node elsewhere has written last; RallypointError: why it cannot be had."""
+        from rallypoint.inspection.log_ends import read_log_end
+
+        found = self._ask_any("log_end", node=node_id, wish=to_document(wish))
+        try:
+            return read_log_end(found.get("log_end"))
+        except ValueError as error:
+            raise RallypointError(f"its answer cannot be understood: {error}") from None
+
     def _tell(self, what: str, **more: object) -> str:
+        return str(self._ask_any(what, **more).get("done", ""))
+
+    def _ask_any(self, what: str, **more: object) -> dict[str, Any]:
+        """What the first agent says that can be reached and has something to say."""
         trouble: RallypointError | None = None
         for agent in self.agents:
             try:
-                return str(_ask(agent.path, {"ask": what, "by": _who(), **more}, ANSWER_S + PATIENCE_S).get("done", ""))
+                return _ask(agent.path, {"ask": what, "by": _who(), **more}, ANSWER_S + PATIENCE_S)
             except _UnansweredError as error:
                 trouble = trouble or RallypointError(f"process {agent.node.pid}: {error}")
             except RallypointError as error:

@@ -24,6 +24,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from rallypoint.coordination.engine import Coordination
     from rallypoint.inspection.answers import Clerk
+    from rallypoint.inspection.log_ends import FindLog
     from rallypoint.inspection.view import NodeView
     from rallypoint.protocol.session import AskedFor
 
@@ -67,14 +68,21 @@ def _usable_folders() -> Iterator[str]:
 
 
 class Desk:
-    """One agent's. `look` describes it as it is now, from any thread; `connect` gives a connection to the job's store, if any.
+    """One agent's. `look` describes it as it is now, from any thread; `connect` gives a connection to the job's store, if any;
+    `find_log` says where a worker writes.
 
     What is asked of the agent itself is in `take_request`; `fileno` says when there is something.
     """
 
-    def __init__(self, look: Callable[[], NodeView], connect: Callable[[], Coordination | None]) -> None:
+    def __init__(
+        self,
+        look: Callable[[], NodeView],
+        connect: Callable[[], Coordination | None],
+        find_log: FindLog = lambda _rank, _stream: None,
+    ) -> None:
         self.look = look
         self.connect = connect
+        self.find_log = find_log
         self.visitors = threading.BoundedSemaphore(MOST_VISITORS)
         self.stopped_by = ""  # who has stopped the whole job
         self._requests: deque[str] = deque()

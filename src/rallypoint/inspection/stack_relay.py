@@ -1,28 +1,24 @@
-"""The stacks of workers on other nodes: asked for through the job's store, where each node puts what it has found, for a moment.
+"""The stacks of workers on other nodes: asked for through the job's store, where each node shows what it has found.
 
-A question has its number, and each answer to it a key of its own, which whoever asked takes away. What a node says is packed and
-cut to size, so that all of them together stay small beside what the job itself keeps there. A node has one answer at a time: a
-new one replaces an older one that nobody has fetched.
+What a node says is cut to size, so that all of them together stay small beside what the job itself keeps there.
 """
 
 from __future__ import annotations
 
-import binascii
 import json
 import threading
 import time
-import zlib
 from collections.abc import Callable, Collection, Iterable, Sequence
-from contextlib import suppress
 
 from rallypoint.base.json_text import to_json
 from rallypoint.base.records import Value
 from rallypoint.base.text import Run, runs
-from rallypoint.coordination.engine import Coordination, CoordinationError
-from rallypoint.coordination.model import Delete, Item, Put, Transaction
+from rallypoint.coordination.engine import Coordination
+from rallypoint.coordination.model import Transaction
 from rallypoint.inspection import asking
 from rallypoint.inspection.log_rules import has_rank
 from rallypoint.inspection.stack_view import WorkerDump, read_dump, shortened
+from rallypoint.inspection.store_relay import MOST_BYTES, Shelf, collect, packed, unpacked
 from rallypoint.inspection.view import MOST_WORKERS, NodeView, to_document
 from rallypoint.protocol import job_records as job
 
@@ -34,8 +30,7 @@ __all__ = ["PATIENCE_S", "Answers", "Others", "ask_others", "pack", "read_others
 
 PATIENCE_S = 20.0
 ON_THE_WAY_S = 3.0  # of that: what a node has by then is what it tells
-ALL_BYTES, MOST_BYTES, LEAST_BYTES = 256 * 1024, 96 * 1024, 4 * 1024  # of all answers, and of each
-UNPACKED_BYTES = 64 * 1024 * 1024
+ALL_BYTES, LEAST_BYTES = 256 * 1024, 4 * 1024  # of all answers, and of each
 TEXT_CHARACTERS = 256 * 1024
 LONGEST_DETAIL = 3000
 MOST_RUNS = 1000
@@ -95,34 +90,18 @@ def _ask_nodes(
     for name in ("but", "ranks"):
         detail[name] = detail[name] if len(to_json(detail)) <= LONGEST_DETAIL else None
     only = node_ids[0] if len(node_ids) == 1 else ""
-    prefix = _prefix(asking.ask(engine, job.Asked("stacks", only, by, to_json(detail))))
-    found: dict[str, list[WorkerDump]] = {}
-
-    def take(items: Iterable[Item]) -> None:
-        told = {item.key.removeprefix(prefix): item.value for item in items}
-        found.update((node_id, unpack(told[node_id])) for node_id in node_ids if node_id in told)
-
-    try:
-        asking.follow(engine, prefix, take, lambda: found.keys() >= set(node_ids), deadline)
-    finally:
-        with suppress(CoordinationError):  # the next generation takes away what is left
-            engine.transact(Transaction((), (Delete(prefix, is_prefix=True),)), time.monotonic() + asking.CALL_S)
-    return found
-
-
-def _prefix(number: int) -> str:
-    return f"{job.STACKS}{number}/"
+    asked = job.Asked("stacks", only, by, to_json(detail))
+    return {node_id: unpack(told) for node_id, told in collect(engine, asked, node_ids, deadline).items()}
 
 
 def unpack(value: bytes) -> list[WorkerDump]:
     """What cannot be read was not said."""
     try:
-        data = zlib.decompressobj().decompress(binascii.a2b_base64(value), UNPACKED_BYTES)
-        found = json.loads(data)
+        found = unpacked(value)
         if not isinstance(found, list) or len(found) > MOST_WORKERS:
             return []
         return [read_dump(one) for one in found]
-    except (ValueError, RecursionError, zlib.error):
+    except ValueError:
         return []
 
 
@@ -135,7 +114,7 @@ class Answers:
     def __init__(self, dump: Dump) -> None:
         self._dump = dump
         self._dumping = threading.Lock()  # one question after the other: two would ask the workers at once
-        self._last = ""
+        self._shelf = Shelf()
 
     def make(self, node_id: str, number: int, detail: str) -> Transaction | None:
         """What puts the answer into the store; None where none is wanted. ValueError: that was no question."""
@@ -143,18 +122,14 @@ class Answers:
         if node_id in but:
             return None
         with self._dumping:
-            told = pack(self._dump(ranks, deadline), most_bytes)
-            replaced = (Delete(self._last),) if self._last else ()
-            self._last = f"{_prefix(number)}{node_id}"
-            return Transaction((), (*replaced, Put(self._last, told)))
+            return self._shelf.put(node_id, number, pack(self._dump(ranks, deadline), most_bytes))
 
 
 def pack(workers: Sequence[WorkerDump], most_bytes: int) -> bytes:
     """With as many letters of each stack as there is room for."""
     left = min(TEXT_CHARACTERS, max((len(one.text) for worker in workers for one in worker.processes), default=0))
     while True:
-        document = to_json([to_document(one) for one in shortened(workers, left)])
-        told = binascii.b2a_base64(zlib.compress(document.encode()), newline=False)
+        told = packed([to_document(one) for one in shortened(workers, left)])
         if len(told) <= most_bytes:
             return told
         if not left:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from rallypoint.base.json_text import clip
 from rallypoint.base.records import Value
+from rallypoint.hangs.stacks import ProcessStacks, WorkerStacks, grouped_lines, parse_faulthandler, rank_ranges
 from rallypoint.inspection.view import FORMAT
 
 TYPE_CHECKING = False
@@ -15,8 +16,8 @@ if TYPE_CHECKING:
     from rallypoint.base.text import Run
 
 __all__ = [
-    "BY_KERNEL", "BY_PY_SPY", "BY_SIGNAL", "BY_SOCKET", "ProcessDump", "StacksView", "WorkerDump", "lines_of", "missing",
-    "read_dump", "shortened", "stacks_view",
+    "BY_KERNEL", "BY_PY_SPY", "BY_SIGNAL", "BY_SOCKET", "ProcessDump", "StacksView", "WorkerDump", "grouped", "lines_of",
+    "missing", "read_dump", "shortened", "stacks_view",
 ]  # fmt: skip
 
 BY_SOCKET, BY_SIGNAL, BY_PY_SPY, BY_KERNEL = "socket", "signal", "py-spy", "kernel"
@@ -86,6 +87,38 @@ def lines_of(process: ProcessDump) -> list[str]:
     kernel = f"process {process.pid}, as the kernel sees it; its Python stacks are not known: {process.why}"
     text = process.text or (f"no stacks: {process.why}" if process.how == BY_SIGNAL else "")
     return [f"=== {of.get(process.how, kernel)}", *text.split("\n")]
+
+
+def grouped(view: StacksView) -> list[str]:
+    """Each different stack once, with the ranks that have it; before that, whose stacks could not be had, and why."""
+    lines = [f"no answer from {', '.join(view.silent)}"] if view.silent else []
+    lines += [view.note] if view.note else []
+    troubles: dict[str, list[int]] = {}
+    for worker in view.workers:
+        if worker.error and worker.rank is not None:
+            troubles.setdefault(worker.error, []).append(worker.rank)
+    lines += [f"{rank_ranges(ranks)}: {why}" for why, ranks in troubles.items()]
+    found = [WorkerStacks(one.rank, tuple(map(_stacks_in, one.processes))) for one in view.workers if one.rank is not None]
+    return [*lines, *grouped_lines(found, ())]
+
+
+def _stacks_in(process: ProcessDump) -> ProcessStacks:
+    if process.how == BY_KERNEL:
+        main_thread = process.text.partition("\n")[0]
+        return ProcessStacks(process.pid, why_none=process.why, waits_in=main_thread.rpartition("): ")[2])
+    threads = _py_spy_threads(process.text) if process.how == BY_PY_SPY else parse_faulthandler(process.text)
+    return ProcessStacks(process.pid, process.command, threads, process.why)
+
+
+def _py_spy_threads(text: str) -> tuple[tuple[str, ...], ...]:
+    """The frames of each, the main thread's the last."""
+    found: list[tuple[bool, list[str]]] = []
+    for line in text.splitlines():
+        if line.startswith("Thread "):
+            found.append((line.endswith('"MainThread"'), []))
+        elif found and line.startswith("    "):
+            found[-1][1].append(line.strip())
+    return tuple(tuple(frames) for _, frames in sorted(found, key=lambda one: one[0]))
 
 
 def shortened(workers: Sequence[WorkerDump], most: int) -> tuple[WorkerDump, ...]:

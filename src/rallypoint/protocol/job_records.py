@@ -18,7 +18,7 @@
     up/done/<g>/<id>     all workers of generation g have succeeded there; not lease-bound
     up/left/<g>/<id>     no worker of generation g runs there any more, and the node has left, or lives under another id
     answers/<id>         what that node has said when it was last asked
-    stacks/<n>/<id>      where the workers of that node stand, for whoever asked it by the nth change, who takes it away
+    shown/<n>/<id>       what that node shows to whoever asked it by the nth change, and takes it away: stacks, the end of a log
     down/drain/<g>/notice  a node of generation g has to leave: why, and how much time it has; the first such node says it
     down/drain/<g>/ruling  at which step all workers of generation g save for that, and whether they all have
     up/drain/<g>/<id>    what the workers of that node have told of it, and whether it is one that leaves
@@ -54,11 +54,11 @@ if TYPE_CHECKING:
     R = TypeVar("R", bound=Value)
     SignalKind = Literal["failure", "loss", "departure", "sick", "join", "asked", "finished"]
     ClosedKind = Literal["finished", "failed", "closed", "host_left", "preempted", "unsaved", "stopped"]
-    Wish = Literal["look", "leave", "stop", "logs", "recheck", "stacks"]
+    Wish = Literal["look", "leave", "stop", "log_end", "logs", "recheck", "stacks"]
 
 __all__ = [
     "ANSWERS", "ASKED", "CARDS", "CLOSED", "DATA", "DOWN", "GENERATION", "LEADER", "LEFT", "LOST", "MAX_WHY", "MEMORIES", "NODES",
-    "NOT_READY", "NO_SEAT", "NO_STEP", "PACES", "RETURNED", "SETTINGS", "STACKS", "STATUS", "STOP", "UP", "Asked", "Board",
+    "NOT_READY", "NO_SEAT", "NO_STEP", "PACES", "RETURNED", "SETTINGS", "SHOWN", "STATUS", "STOP", "UP", "Asked", "Board",
     "Closed", "Generation", "Memory", "NodeDrain", "NodeRecord", "Notice", "Ruling", "Seat", "Signal", "Status", "Stop",
     "card_key", "decode", "done_key", "drain_key", "encode", "expelled_key", "failure_key", "hang_key", "inquiry_key",
     "job_pace_key", "left_key", "memory_key", "node_key", "node_pace_key", "notice_key", "refusal_key", "ruling_key", "seat_key",
@@ -75,7 +75,7 @@ STOP = "down/stop"
 ASKED = "down/asked"
 ANSWERS = "answers/"
 CARDS = "cards/"
-STACKS = "stacks/"
+SHOWN = "shown/"
 NODES = "up/nodes/"
 UP = "up/"
 MEMORIES = "up/memories/"
@@ -316,7 +316,7 @@ _MOST_CHARACTERS = 4096
 _MOST_COUNTED = 1 << 53
 _SIGNAL_KINDS = ("failure", "loss", "departure", "sick", "join", "asked", "finished")
 _CLOSED_KINDS = ("finished", "failed", "closed", "host_left", "preempted", "unsaved", "stopped")
-_WISHES = ("look", "leave", "stop", "logs", "recheck", "stacks")
+_WISHES = ("look", "leave", "stop", "log_end", "logs", "recheck", "stacks")
 
 # Whether a value may stand in a field of that annotation: all of it comes from the network.
 _FITS: dict[str, Callable[[Any], bool]] = {

@@ -60,7 +60,7 @@ __all__ = ["SEATS_PER_TRANSACTION", "STATUS_INTERVAL_S", "Forming", "Leader", "R
 SEATS_PER_TRANSACTION = 100
 OLD = (
     "up/failures/", "up/hangs/", job.PACES, "up/done/", "up/left/", job.MEMORIES, "up/drain/", "down/signal/", "down/inquiry/",
-    "down/pace/", "down/expelled/", "down/drain/", job.DATA, job.STACKS,
+    "down/pace/", "down/expelled/", "down/drain/", job.DATA, job.SHOWN,
 )  # fmt: skip
 
 

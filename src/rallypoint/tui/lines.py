@@ -310,11 +310,15 @@ def _node_cells(node: NodeView) -> tuple[str, ...]:
 
 
 class LogPlace(Value):
-    """Where the logs of a rank are; `files` is empty where there is nothing to look for, and `otherwise` says why."""
+    """Where the logs of a rank are; `files` is empty where there is nothing to look for, and `otherwise` says why. Of a rank on
+    another host, `node_id` is the node that can be asked.
+    """
 
     who: str
     files: tuple[str, ...] = ()
     otherwise: str = ""
+    rank: int = 0
+    node_id: str = ""
 
 
 def log_place(watch: Watch, key: Key | None, here: str) -> LogPlace:
@@ -331,7 +335,8 @@ def log_place(watch: Watch, key: Key | None, here: str) -> LogPlace:
     where = f"in {folder}" if node.hostname == here else f"in {folder} on {node.hostname}, which cannot be read from here"
     advice = "; --redirects 3 or --tee 3 would keep them" if node.hostname == here else ""
     missing = f"neither {' nor '.join(LOG_FILES)} is {where}{advice}"
-    return LogPlace(who, tuple(f"{folder}/{name}" for name in LOG_FILES), missing)
+    files = tuple(f"{folder}/{name}" for name in LOG_FILES)
+    return LogPlace(who, files, missing, worker.rank, node.id if node.hostname != here else "")
 
 
 def _because(node: NodeView) -> str:
@@ -347,14 +352,9 @@ TAB = 4
 MOST_FOLDED = 10_000
 
 
-def plain_lines(data: bytes, most: int, is_beginning: bool = False) -> list[str]:
-    """The last lines of a log, without anything that could act on a terminal; of a line that was drawn anew, the last form.
-
-    The first line is whole only where the data begin with the file.
-    """
-    lines = data.decode(errors="replace").split("\n")
-    if not is_beginning:
-        lines = lines[1:]
+def plain_lines(text: str, most: int) -> list[str]:
+    """The last lines of a log, without anything that could act on a terminal; of a line that was drawn anew, the last form."""
+    lines = text.split("\n")
     if lines and not lines[-1]:
         lines.pop()
     return [_plain(line) for line in lines[-most:]] if most > 0 else []
@@ -369,7 +369,7 @@ def _plain(line: str) -> str:
 def folded(text: str, width: int) -> list[str]:
     """A text to be read as a whole: a line that is too long goes on in the next one, where it began or a little further."""
     found = []
-    for line in plain_lines(text.encode(), MOST_FOLDED, is_beginning=True):
+    for line in plain_lines(text, MOST_FOLDED):
         margin = " " * min(len(line) - len(line.lstrip()) + 2, width // 2)
         found.append(line[:width])
         rest, room = line[width:], max(width - len(margin), 1)

@@ -15,6 +15,7 @@ from rallypoint.base.records import Value
 from rallypoint.errors import RallypointError, UsageError
 from rallypoint.hardware.gpu_use import GpuMeter
 from rallypoint.inspection import client
+from rallypoint.inspection.log_ends import END_BYTES, LogEnd, LogFile, LogWish, read_end
 from rallypoint.tui import lines, model
 from rallypoint.tui.lines import LogPlace, Question
 from rallypoint.tui.model import Gpu, Watch
@@ -22,7 +23,6 @@ from rallypoint.tui.model import Gpu, Watch
 __all__ = ["JobSource", "Tail"]
 
 PATIENCE_S = 1.5  # for a node that does not answer: the screen waits for it at each look
-TAIL_BYTES = 64 * 1024
 STACKS_S = 60.0
 
 
@@ -73,25 +73,20 @@ class JobSource:
 
     def tail(self, place: LogPlace, choice: int, most: int) -> Tail:
         """Of the log that was written last, or of the next one if `choice` is odd."""
-        found = []
-        for path in place.files:
-            try:
-                found.append((os.stat(path), path))
-            except OSError:
-                continue
-        if not found:
-            return Tail(place.who, (place.otherwise,), is_note=True)
-        found.sort(key=lambda one: (one[0].st_size > 0, one[0].st_mtime), reverse=True)
-        status, path = found[choice % len(found)]
         try:
-            with open(path, "rb") as file:
-                start = max(status.st_size - TAIL_BYTES, 0)
-                file.seek(start)
-                data = file.read(TAIL_BYTES)
-        except OSError as error:
-            return Tail(place.who, (f"{path} cannot be read: {error.strerror}",), is_note=True)
-        title = lines.log_title(place, path, status.st_size, time.time() - status.st_mtime)
-        return Tail(title, tuple(lines.plain_lines(data, most, is_beginning=not start)))
+            end = read_end([LogFile(path) for path in place.files], choice, END_BYTES) or self._ask_for_end(place, choice)
+        except RallypointError as error:
+            return Tail(place.who, (f"{place.otherwise}, and its node was asked in vain: {error}",), is_note=True)
+        if end is None or end.error:
+            return Tail(place.who, (end.error if end is not None else place.otherwise,), is_note=True)
+        title = lines.log_title(place, end.path, end.size, end.written_s)
+        return Tail(title, tuple(lines.plain_lines(end.text, most)))
+
+    def _ask_for_end(self, place: LogPlace, choice: int) -> LogEnd | None:
+        """Of the node, where the files are on another host and not on a disk that is shared."""
+        if not place.node_id:
+            return None
+        return self._of_job(self._agents()[0]).log_end(place.node_id, LogWish(place.rank, choice=choice))
 
     def ask(self, question: Question) -> str:
         """Have the job do something; RallypointError: why it does not."""

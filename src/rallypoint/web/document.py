@@ -78,7 +78,7 @@ def spans(past: Sequence[Span], ledger: Ledger, generation: int, now: float) -> 
 
 
 def describe(job: JobView, own: NodeView, looks: Looks, timeline: Sequence[Span], now: float) -> dict[str, Any]:
-    """The document; `own` is this node, whose stacks and logs can be asked for."""
+    """The document; `own` is this node, whose time it tells."""
     first = (job.members or job.nodes or (own,))[0]
     nodes, spares, left = [], job.spares, WORKERS_LISTED
     for node in job.nodes[:NODES_LISTED]:
@@ -106,7 +106,6 @@ def describe(job: JobView, own: NodeView, looks: Looks, timeline: Sequence[Span]
         "behind": _behind(job, rate)[:NAMES_LISTED],
         "node_count": len(job.nodes),
         "own": own.node,
-        "own_ranks": [worker.rank for worker in own.workers],
         "seconds": {phase: round(seconds, 1) for phase, seconds in own.seconds.items()},
         "timeline": [_span(one, now) for one in timeline],
         "history": [[round(one.ago_s), one.what, one.why] for one in _history(job)],

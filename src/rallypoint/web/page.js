@@ -99,8 +99,7 @@
     showTimeline();
     showWorkers();
     showRestarts();
-    for (const element of document.querySelectorAll(".own")) setText(element, `of this node, ${view.own}`);
-    const ranks = view.own_ranks;
+    const ranks = view.nodes.flatMap((node) => node.workers.map((worker) => worker[0]));
     setList(byId("log-rank"), ranks, () => make("option"), (option, rank) => setText(option, `${rank}`));
   }
 

@@ -43,11 +43,11 @@ class View(Value):
 
 
 class Stacks(Value):
-    """Where the workers of this node are."""
+    """Where the workers are."""
 
 
 class Log(Value):
-    """The end of what a worker of this node has written, by its global rank."""
+    """The end of what a worker has written, by its global rank."""
 
     rank: int
     stream: str

@@ -16,41 +16,34 @@ from rallypoint.base.json_text import to_json
 from rallypoint.base.records import Value
 from rallypoint.base.text import host_port
 from rallypoint.errors import RallypointError
+from rallypoint.inspection.log_ends import LogEnd, LogWish
+from rallypoint.inspection.stack_view import StacksView, grouped
 from rallypoint.inspection.view import JobView, NodeView, including, job_of
 from rallypoint.net.http import Request, Response
 from rallypoint.net.http_stream import Stream
 from rallypoint.net.service_thread import importing
-from rallypoint.output.log_specs import LogFolder, open_log
 from rallypoint.web import document, rules
 from rallypoint.web.feed import Feed
 
-__all__ = ["Job", "LogFile", "Site"]
+__all__ = ["WHO", "Job", "Site"]
 
 TOKEN_BYTES = 16
 PATIENCE_S = 1.0  # with nodes that do not answer
 ERRANDS = 4  # at a time
-LOG_BYTES = 64 * 1024
 WHO = "the job's web page"
 EVERY_ADDRESS = ("0.0.0.0", "::")
 FOLDER = os.path.dirname(__file__)
 TOO_BUSY = "other questions are still being answered; try again in a moment"
 
 
-class LogFile(Value):
-    """Where a worker writes, and the run's folder as it was made."""
-
-    path: str
-    folder: LogFolder | None
-
-
 class Job(Value):
-    """This agent, as the page asks it, from any thread."""
+    """This agent, as the page asks it, from any thread. RallypointError or OSError: what is asked for cannot be had."""
 
     look: Callable[[], NodeView]
-    survey: Callable[[str, float], JobView]  # for whom, and for how long; RallypointError or OSError: it cannot be done
+    survey: Callable[[str, float], JobView]  # for whom, and for how long
     timeline: Callable[[float], Sequence[document.Span]]  # at this time
-    stacks: Callable[[], Sequence[str]]
-    find_log: Callable[[int, str], LogFile | None]  # of a global rank of this node, and stdout or stderr; None: no such file
+    stacks: Callable[[], StacksView]  # of the workers of all nodes
+    log_end: Callable[[LogWish, str], LogEnd | None]  # of a worker of this node, or of the node of this id; None: of neither
 
 
 class Site:
@@ -61,6 +54,7 @@ class Site:
         self._job = job
         self._feed = Feed(self._look)
         self._looks: document.Looks | None = None
+        self._seen: JobView | None = None
         self._errands = threading.BoundedSemaphore(ERRANDS)
         self._stacks = threading.Lock()  # whoever asks twice gets them once
         self._pages: dict[str, Response] = {}
@@ -114,13 +108,16 @@ class Site:
 
     def _describe(self, is_first: bool) -> dict[str, object]:
         own = self._job.look()
-        try:
-            job = including(self._job.survey(WHO, PATIENCE_S), own)
-        except (RallypointError, OSError) as error:
-            job = job_of([own], (), f"only this node could be asked: {error}")
+        self._seen = job = self._survey(own)
         now = time.monotonic()
         self._looks = document.look(job, None if is_first else self._looks, now)
         return document.describe(job, own, self._looks, self._job.timeline(now), now)
+
+    def _survey(self, own: NodeView) -> JobView:
+        try:
+            return including(self._job.survey(WHO, PATIENCE_S), own)
+        except (RallypointError, OSError) as error:
+            return job_of([own], (), f"only this node could be asked: {error}")
 
     def _fetch(self, find: Callable[[], dict[str, object]]) -> Response | Stream:
         """A document that another thread makes."""
@@ -144,27 +141,22 @@ class Site:
         if not self._stacks.acquire(blocking=False):
             return {"error": TOO_BUSY}
         try:
-            return {"lines": list(self._job.stacks())}
+            return {"lines": grouped(self._job.stacks())}
         except OSError as error:
             return {"error": error.strerror or str(error)}
         finally:
             self._stacks.release()
 
     def _read_log(self, rank: int, stream: str) -> dict[str, object]:
-        found = self._job.find_log(rank, stream)
-        if found is None:
-            return {"error": f"rank {rank} is none of this node's"}
+        nodes = (self._seen or self._survey(self._job.look())).nodes
+        node_id = next((node.id for node in nodes if any(worker.rank == rank for worker in node.workers)), "")
         try:
-            fd = open_log(found.folder, found.path, os.O_RDONLY | os.O_NONBLOCK)
-        except OSError:
-            return {"error": f"no file has the {stream} of rank {rank}; --tee 3 or --redirects 3 keeps what workers write"}
-        with open(fd, "rb") as file:
-            size = os.fstat(fd).st_size
-            file.seek(max(0, size - LOG_BYTES))
-            text = file.read(LOG_BYTES).decode(errors="replace")
-        if size > LOG_BYTES:
-            text = text.partition("\n")[2] or text
-        return {"path": found.path, "size": size, "is_cut": size > LOG_BYTES, "text": document.tidy_log(text)}
+            found = self._job.log_end(LogWish(rank, (stream,)), node_id)
+        except (RallypointError, OSError) as error:
+            found = LogEnd(error=str(error))
+        if found is None or found.error:
+            return {"error": found.error if found is not None else f"rank {rank} is none of this node's"}
+        return {"path": found.path, "size": found.size, "is_cut": found.is_cut, "text": document.tidy_log(found.text)}
 
 
 def _event(name: str, told: dict[str, object]) -> bytes:

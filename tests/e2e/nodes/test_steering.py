@@ -14,6 +14,8 @@ import pytest
 
 from rallypoint import inspect
 from rallypoint.errors import RallypointError
+from rallypoint.inspection import client
+from rallypoint.inspection.log_ends import LogWish
 
 STOPPED = 79
 RALLYPOINT = (sys.executable, "-m", "rallypoint")
@@ -88,11 +90,11 @@ def test_the_host_of_the_store_is_drained_only_by_force(two: tuple[Any, Any]) ->
     assert host.wait() == 143
 
 
-def test_stacks_come_from_all_nodes(job: Any, wait_until: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_stacks_and_logs_come_from_all_nodes(job: Any, wait_until: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Of the other node's workers, which are on another machine for all that this one can see, through the store of the job."""
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir(mode=0o700)
-    flags = ("--hang-timeout", "600")
+    flags = ("--hang-timeout", "600", "--redirects", "2")
     host = job.start_host(*flags)
     other = job.start(*flags, env={"RALLYPOINT_RUNTIME_DIR": os.path.relpath(elsewhere, tmp_path)})
     here, there = (node.wait_for_world(4, timeout_s=60) for node in (host, other))
@@ -107,6 +109,11 @@ def test_stacks_come_from_all_nodes(job: Any, wait_until: Any, monkeypatch: pyte
     assert text.startswith(f"--- rank {far}\n=== process {pids[far]} ")
     told = json.loads(command("stacks", "--json").stdout)
     assert (told["format"], {one["rank"]: one["pid"] for one in told["workers"]}) == (1, pids)
+    node = next(one for one in inspect.status().nodes if one.pid == other.agent.pid)
+    (agent,) = client.list_agents()[0]
+    job.order(far, "os.write(2, b'far away\\n')")
+    wait_until(lambda: client.LocalJob([agent]).log_end(node.id, LogWish(far)).text == "far away\n")
+    assert client.LocalJob([agent]).log_end(node.id, LogWish(9)).error == "rank 9 is none of this node's any more"
     assert command("stacks", "--rank", "3-4").stderr == "rallypoint stacks: error: a-job has no rank 4; there are ranks 0-3\n"
 
 
