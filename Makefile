@@ -112,12 +112,12 @@ build/browser/.ready: $(VENV)/.all
 		|| echo "chromium, playwright or axe-core could not be had; the tests that want them are skipped" >&2
 	@touch $@
 
-# Slurm and Open MPI load parts of themselves from where they were installed.
+# Slurm and Open MPI load parts of themselves from where they were installed, and sshd refuses to run elsewhere.
 build/schedulers/.ready:
 	@mkdir -p $(@D)
-	@command -v slurmctld > /dev/null && command -v mpirun > /dev/null \
-		|| apt-get -qq install -y --no-install-recommends slurmctld slurmd slurm-client munge openmpi-bin > /dev/null \
-		|| echo "Slurm or Open MPI could not be had; the tests that want it are skipped" >&2
+	@command -v slurmctld > /dev/null && command -v mpirun > /dev/null && test -x /usr/sbin/sshd \
+		|| apt-get -qq install -y --no-install-recommends slurmctld slurmd slurm-client munge openmpi-bin openssh-server > /dev/null \
+		|| echo "Slurm, Open MPI or sshd could not be had; the tests that want it are skipped" >&2
 	@touch $@
 
 # Of torch's thousands of files only those that are used are compiled: by its first start, which is this one.

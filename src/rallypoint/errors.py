@@ -13,6 +13,7 @@
     │   ├── CheckpointMemoryError (also a MemoryError)  a snapshot does not fit; those before it are kept
     │   ├── UnkillableWorkersError            workers outlived SIGKILL; this host must not be used again
     │   ├── UnfitHostError                    a check of this host has failed, and nobody could take its place
+    │   ├── HostsError                        too few hosts could be reached, or could run an agent; nothing was started
     │   └── JobFailedError                    the job failed through workers of other nodes
     ├── SignalException                       a signal asked the launcher to stop
     │   ├── InterruptException (also a KeyboardInterrupt)  it was Ctrl-C
@@ -48,6 +49,7 @@ __all__ = [
     "CheckpointMemoryError",
     "ExitCode",
     "HostLimitError",
+    "HostsError",
     "InterruptException",
     "JobFailedError",
     "JobPreemptedError",
@@ -185,6 +187,10 @@ class UnfitHostError(RallypointError):
     """A check of this host has failed before workers were started, in a job that has no other."""
 
 
+class HostsError(RallypointError):
+    """Too few of the hosts that were named can be reached, or can run an agent; nothing was started."""
+
+
 class JobFailedError(RallypointError):
     """The job failed; none of the workers of this node was the cause. `lines` say who was, the same on every node."""
 
@@ -310,6 +316,7 @@ _CODES: tuple[tuple[type[BaseException], int], ...] = (
     (UnkillableWorkersError, ExitCode.HOST_UNUSABLE),
     (UnfitHostError, ExitCode.HOST_UNUSABLE),
     (HostLimitError, ExitCode.HOST_UNUSABLE),
+    (HostsError, ExitCode.HOST_UNUSABLE),
     (RallypointError, ExitCode.WORKER_FAILED),
 )
 

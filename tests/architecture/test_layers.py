@@ -17,6 +17,7 @@ LAYERS = (
     ("compat", "parser_actions", "torch_run"),  # compat comes to all others by name, when they are asked for
     ("cli",),
     ("demo", "tui"),
+    ("ssh",),
     ("agent",),
     ("web",),
     ("chaos", "inspect", "inspection"),
@@ -67,6 +68,7 @@ PURE_MODULES = {
     ],
     "preflight": ["reach", "rules"],
     "processes": ["import_record", "standby_rules", "warm_rules"],
+    "ssh": ["rules"],
     "store": ["values"],
     "schedulers": ["batch", "choose", "found", "kubernetes", "manifests", "mpi", "slurm"],
     "story": ["event_records", "phases", "regroups", "story"],

@@ -35,6 +35,7 @@ OWN_DEFAULTS = {
     "hang_timeout": None, "notify": [], "preflight": [], "health_port": None, "health_addr": "127.0.0.1", "web": False,
     "dry_run": False,
     "scheduler": "auto",
+    "hosts": "", "hostfile": "", "ssh_command": "", "ssh_python": "", "ssh_env": [], "ssh_timeout": 3.5,
 }  # fmt: skip
 
 

@@ -59,14 +59,16 @@ ENV_TERM = "TERM"
 ENV_NO_COLOR = "NO_COLOR"
 ENV_CI = "CI"  # set where nobody looks on
 ENV_ZE_AFFINITY_MASK = "ZE_AFFINITY_MASK"
+ENV_HOST_INDEX = "RALLYPOINT_HOST_INDEX"  # of `--hosts`: the place of this host among them
 ENV_SETTING_PREFIX = "RALLYPOINT_"  # before the name of any setting of the elastic rendezvous, in capitals
-ENV_NO_SETTINGS = (ENV_RUNTIME_DIR, ENV_GENERATION, ENV_PULSE)  # though their names begin like that
+ENV_NO_SETTINGS = (ENV_RUNTIME_DIR, ENV_GENERATION, ENV_PULSE, ENV_HOST_INDEX)  # though their names begin like that
 ENV_CONF = "RALLYPOINT_CONF"  # a file of such settings
 ENV_SECRET = "RALLYPOINT_SECRET"  # the job's secret itself; workers do not see it
 ENV_NOTIFY = "PET_NOTIFY"  # a web address may be as good as a password, so workers do not see this either
 ENV_SECRETS = (ENV_SECRET, ENV_NOTIFY)
 ENV_TRACE_CONTEXT = ("TRACEPARENT", "TRACESTATE")  # by which whoever starts a job makes its spans part of a trace
 ENV_OTEL_SERVICE, ENV_OTEL_RESOURCE = "OTEL_SERVICE_NAME", "OTEL_RESOURCE_ATTRIBUTES"  # the SDK reads them, and others
+ENV_SSH_CONNECTION = "SSH_CONNECTION"  # sshd's: both ends of a connection, by address and port
 ENV_SLURM_NODE = "SLURM_NODEID"
 ENV_SLURM_NODES = ("SLURM_JOB_NUM_NODES", "SLURM_NNODES")  # the second is its older name
 ENV_KUBERNETES_INDEX = "JOB_COMPLETION_INDEX"
@@ -119,6 +121,10 @@ HOST_TIMEOUT_S = 60.0  # for so long an embedded store whose host has ended may 
 STORE_SILENCE_S = 30.0  # after which a silent coordination store counts as gone
 SCALE_UP_WINDOW_S = 0.3
 NODE_UNIT = 1
+
+# Hosts reached by ssh.
+SSH_COMMAND = "ssh"
+SSH_TIMEOUT_S = 3.5  # of silence; with a second from SIGTERM to SIGKILL, nothing is left within five
 
 # Stores.
 STORE_TIMEOUT_S = 300  # for a key that is not there yet

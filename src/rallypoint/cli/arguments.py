@@ -72,10 +72,11 @@ def read_workers(nproc_per_node: str) -> int:
     return workers
 
 
-def config_from_args(args: Any, *, as_given: bool = False) -> tuple[LaunchConfig, EntryPoint, list[str]]:
+def config_from_args(args: Any, *, as_given: bool = False, is_check: bool = False) -> tuple[LaunchConfig, EntryPoint, list[str]]:
     """The job that `args` describe: its configuration, what each worker starts, and the arguments for that.
 
     `as_given` leaves the arguments alone: one node is not made to run standalone, and nobody looks whether the script is there.
+    `is_check` says nothing of what follows from them.
     """
     is_ours = hasattr(args, "from_flags")  # and not of a program's own parser, which says nothing of what was given
     args = command_line.complete(args, environment.own)
@@ -97,7 +98,8 @@ def config_from_args(args: Any, *, as_given: bool = False) -> tuple[LaunchConfig
         "proctitle": not args.no_proctitle,
     }
     config = LaunchConfig(**fields)
-    _tell_threads(config, args.omp_num_threads)
+    if not is_check:
+        _tell_threads(config, args.omp_num_threads)
     return config, entry, arguments
 
 

@@ -31,13 +31,14 @@ if TYPE_CHECKING:
     Kind = Literal["str", "int", "float", "flag", "choice", "list", "size"]
 
 __all__ = [
-    "BY_NAME", "GROUPS", "OPTIONS", "Option", "closest", "complete", "is_given", "misnamed", "parse", "source",
+    "BY_NAME", "GROUPS", "OPTIONS", "Option", "as_flags", "closest", "complete", "is_given", "misnamed", "parse", "source",
     "source_of_field", "split_list",
 ]  # fmt: skip
 
 
-JOB, RENDEZVOUS, STATIC, WORKERS, WATCH, LOGS, ENDS, PROGRAM, ANSWERS = GROUPS = (
+JOB, HOSTS, RENDEZVOUS, STATIC, WORKERS, WATCH, LOGS, ENDS, PROGRAM, ANSWERS = GROUPS = (
     "Job size",
+    "Hosts reached by ssh",
     "Rendezvous",
     "Static rendezvous",
     "Workers",
@@ -95,6 +96,18 @@ OPTIONS: tuple[Option, ...] = (
            "Which scheduler to ask for the number of nodes and workers, the endpoint and the job's ID where these are not given;"
            " auto: the one that started this process; none: nobody.", "NAME",
            choices=(defaults.SCHEDULER_AUTO, defaults.SCHEDULER_NONE, *defaults.ENV_SCHEDULERS)),
+    Option("--hosts", "str", "", HOSTS,
+           "Run the job on these hosts, with so many workers on each, and start it there by ssh.", "HOST[:N],HOST[:N]"),
+    Option("--hostfile", "str", "", HOSTS,
+           "The same from a file with a line for each host: `HOST`, `HOST:N`, `HOST N` or, as Open MPI has it, `HOST slots=N`.",
+           "FILE"),
+    Option("--ssh-command", "str", "", HOSTS,
+           f"How ssh is started, with options, such as `ssh -p 2222`. Default: {defaults.SSH_COMMAND}.", "COMMAND"),
+    Option("--ssh-python", "str", "", HOSTS, "The interpreter on the hosts. Default: the one that runs here.", "PATH"),
+    Option("--ssh-env", "list", None, HOSTS,
+           "More environment variables that the hosts get from here, by name. Comma-separated; may be repeated.", "NAMES"),
+    Option("--ssh-timeout", "float", defaults.SSH_TIMEOUT_S, HOSTS,
+           "A host that hears nothing from here for this long ends its part of the job.", "SECONDS"),
     Option("--standalone", "flag", False, RENDEZVOUS,
            "Run on this node alone, with its own store, a free port and a random ID. Overrides the backend, endpoint and ID."),
     Option("--rdzv-backend", "str", defaults.BACKEND_CLI, RENDEZVOUS,
@@ -286,6 +299,16 @@ def source(args: SimpleNamespace, dest: str) -> str:
 def source_of_field(args: SimpleNamespace, field: str) -> str | None:
     """Where the value of this field of the API came from, or None if no flag fills it."""
     return next((source(args, option.dest) for option in OPTIONS if field in (option.fields or (option.dest,))), None)
+
+
+def as_flags(args: SimpleNamespace, leave_out: Sequence[str] = ()) -> list[str]:
+    """The flags that were given, as words which say the same; not the script, nor variables."""
+    given = [option for option in OPTIONS if option.dest in args.from_flags and option.dest not in leave_out]
+    return [option.name if option.kind == "flag" else f"{option.name}={_text(getattr(args, option.dest))}" for option in given]
+
+
+def _text(value: Any) -> str:
+    return ",".join(piece.replace(",", ",,") for piece in value) if isinstance(value, list) else str(value)
 
 
 def is_given(args: SimpleNamespace, dest: str) -> bool:

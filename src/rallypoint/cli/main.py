@@ -56,6 +56,10 @@ def _launch(argv: Sequence[str] | None) -> int:
         if not args.training_script:
             return _answer(args)
         with _watched():
+            if args.hosts or args.hostfile:
+                from rallypoint.cli import hosts
+
+                return hosts.run_on_hosts(args)
             run(args)
     except (Exception, KeyboardInterrupt) as error:  # the process ends here, whatever it was
         code = _explain(error, args)
@@ -202,6 +206,9 @@ def _explain(error: BaseException, args: SimpleNamespace) -> int:
         case KeyboardInterrupt() if not isinstance(error, errors.SignalException):
             return SIGNAL_BASE + _SIGINT
     code = errors.exit_code(error)
+    if isinstance(error, errors.HostsError):  # a line for each
+        report.error(f"rallyrun: error: {error}")
+        return code
     if code in _NEXT_STEPS:
         report.info(f"{error}; exit code {code}: {_NEXT_STEPS[code]}")
         return code

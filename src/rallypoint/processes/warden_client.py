@@ -43,6 +43,7 @@ __all__ = [
     "Rest",
     "Started",
     "WardenClient",
+    "exit_status",
     "have_ignored",
     "keep_wardens",
     "prepare",
@@ -359,12 +360,25 @@ def prepare(line: _socket.socket, pid: int) -> None:
         threading.Thread(target=_reap_for_ever, name="rallypoint-orphans", daemon=True).start()
 
 
+_reaped: dict[int, int] = {}
+
+
 def _reap_for_ever() -> None:
     while True:
         try:
-            os.waitpid(-1, 0)
+            pid, status = os.waitpid(-1, 0)
         except ChildProcessError:
             time.sleep(NO_CHILD_PAUSE_S)
+        else:
+            _reaped[pid] = status
+
+
+def exit_status(pid: int) -> int:
+    """How a child ended that is said to be reaped already. The thread that has done so may be about to note it."""
+    give_up_at = time.monotonic() + READ_TIMEOUT_S
+    while pid not in _reaped and time.monotonic() < give_up_at:
+        time.sleep(0.001)
+    return _reaped.pop(pid, 0)
 
 
 def launched_at() -> float | None:

@@ -50,7 +50,8 @@ def find_rank_hint(explicit: int | None, environ: Mapping[str, str]) -> RankHint
     """The rank that was given for this node, else the one that a scheduler has for it, else None."""
     if explicit is not None:
         return RankHint(explicit, "node_rank", is_explicit=True)
-    return _from_slurm(environ) or _from(environ, defaults.ENV_KUBERNETES_INDEX)
+    started_by_us = _from(environ, defaults.ENV_HOST_INDEX)
+    return started_by_us or _from_slurm(environ) or _from(environ, defaults.ENV_KUBERNETES_INDEX)
 
 
 def stable_name(hint: RankHint | None, hostname: str) -> str:
