@@ -49,3 +49,5 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+    # Accelerate's models refer to themselves, so torch's threads live on while the interpreter goes, and now and then abort it.
+    os._exit(0)
