@@ -29,7 +29,7 @@ help:
 	@echo "make test-all  lint, docs and every test, those with torch too"
 	@echo "make lint      ruff and mypy --strict"
 	@echo "make docs      the documentation, into site/"
-	@echo "make dist      the wheel and the source archive, into dist/; the same bytes wherever and whenever they are built"
+	@echo "make dist      the wheel and the source archive, into dist/, checked and tried alone; the same bytes wherever they are built"
 	@echo "make bench     the figures, side by side with 0.1.0, and with torchrun where torch can be installed; BENCHMARKS.md, on a machine at rest"
 	@echo "make simulate  a whole cluster on virtual time, for each seed of SEEDS=0:100000, and what 10,000 nodes cost the store"
 	@echo "make soak      a thousand random faults on five machines, a thousand cycles of start and kill, a million malformed requests"
@@ -69,6 +69,7 @@ dist: $(VENV)/.base
 	@rm -rf dist
 	$(PIP) build
 	$(BIN)/python -m build --quiet --outdir dist .
+	$(BIN)/python -m tools.release.check dist
 	@cd dist && sha256sum *
 
 bench: $(VENV)/.base

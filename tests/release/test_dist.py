@@ -15,7 +15,7 @@ import pytest
 pytestmark = [pytest.mark.root, pytest.mark.timeout(500)]  # it fetches what it takes to build, for each build anew
 
 ROOT = Path(__file__).parents[2]
-PARTS = ("src", "pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md")
+PARTS = ("src", "tools", "pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md")
 ASSETS = {".html", ".css", ".js"}
 LATE = 2_000_000_000  # a day in 2033
 
@@ -67,6 +67,7 @@ def test_the_wheel_has_all_of_the_package_and_nothing_else(wheels: list[Path]) -
     assert any(name.endswith("licenses/LICENSE") for name in names)
     assert "Requires-Python: >=3.10" in metadata
     assert [line for line in metadata.splitlines() if line.startswith("Requires-Dist") and "extra ==" not in line] == []
+    assert any(name.endswith("sboms/rallypoint.cdx.json") for name in names)
     assert str(ROOT).encode() not in texts
 
 
