@@ -9,6 +9,7 @@ GROUPS = {
     "Run jobs": ("rendezvous", "schedulers", "etcd", "preemption", "recovery", "affinity", "data", "store", "timers"),
     "On call": ("failures", "hangs", "inspect", "control-plane", "logs", "events", "health", "notifications", "signals"),
     "Programs": ("python-api", "compat", "torchrun-plugin"),
+    "Plug-ins": ("plugin-backend", "plugin-logs", "plugin-events", "plugin-preflight", "plugin-scheduler"),
     "Reference": ("command-line", "environment", "glossary"),
     "Project": ("behaviours", "tour", "dependencies"),
 }

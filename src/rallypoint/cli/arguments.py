@@ -26,6 +26,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, TypeVar
 
+    from rallypoint.schedulers.found import Found
+
     T = TypeVar("T")
 
 __all__ = [
@@ -110,7 +112,7 @@ def with_scheduler(args: SimpleNamespace) -> SimpleNamespace:
         return args
     from rallypoint.schedulers import choose
 
-    found = choose.find(args.scheduler, environment.own, _read_text)
+    found = choose.find(args.scheduler, environment.own, _read_text) if args.scheduler in choose.NAMES else _asked_plug_in(args)
     if found is None:
         return args
     given = {option.dest for option in OPTIONS if command_line.is_given(args, option.dest)}
@@ -121,6 +123,12 @@ def with_scheduler(args: SimpleNamespace) -> SimpleNamespace:
         report.warn(f"{found.scheduler}: {found.advice}")
     sources = {dest: found.sources.get(dest, found.scheduler) for dest in values}
     return SimpleNamespace(**{**vars(args), **values, "from_scheduler": sources})
+
+
+def _asked_plug_in(args: SimpleNamespace) -> Found:
+    from rallypoint.schedulers import plug_ins
+
+    return plug_ins.read(args.scheduler, environment.own)
 
 
 def _read_text(path: str) -> str:

@@ -92,10 +92,10 @@ OPTIONS: tuple[Option, ...] = (
         "N|auto|cpu|gpu|xpu",
     ),
     Option("--max-restarts", "int", defaults.MAX_RESTARTS_CLI, JOB, "Maximum number of group restarts after failures.", "N"),
-    Option("--scheduler", "choice", defaults.SCHEDULER_AUTO, JOB,
-           "Which scheduler to ask for the number of nodes and workers, the endpoint and the job's ID where these are not given;"
-           " auto: the one that started this process; none: nobody.", "NAME",
-           choices=(defaults.SCHEDULER_AUTO, defaults.SCHEDULER_NONE, *defaults.ENV_SCHEDULERS)),
+    Option("--scheduler", "str", defaults.SCHEDULER_AUTO, JOB,
+           "Which scheduler to ask for the number of nodes and workers, the endpoint and the job's ID where these are not given:"
+           f" {', '.join(defaults.ENV_SCHEDULERS)}, or the name of a plug-in; auto: the one that started this process, of those"
+           " named here; none: nobody.", "NAME"),
     Option("--hosts", "str", "", HOSTS,
            "Run the job on these hosts, with so many workers on each, and start it there by ssh.", "HOST[:N],HOST[:N]"),
     Option("--hostfile", "str", "", HOSTS,

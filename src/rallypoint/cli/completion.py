@@ -14,6 +14,7 @@ from rallypoint.cli import chaos, demo, doctor, explain, init, jobs, logs, stack
 from rallypoint.cli.command_line import BY_NAME, OPTIONS, Option
 from rallypoint.cli.usage import COMMANDS
 from rallypoint.rendezvous import registry
+from rallypoint.schedulers import plug_ins
 
 __all__ = ["script"]
 
@@ -34,6 +35,7 @@ def _suggestions() -> dict[str, tuple[str, ...]]:
     return {
         "--nproc-per-node": ("auto", "cpu", "gpu", "xpu"),
         "--rdzv-backend": tuple(name for name in registry.available() if name not in _FOR_TORCHRUN),
+        "--scheduler": plug_ins.available(),
         "--redirects": ("0", "1", "2", "3"),
         "--tee": ("0", "1", "2", "3"),
         "--omp-num-threads": ("auto",),

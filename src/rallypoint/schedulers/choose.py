@@ -10,7 +10,7 @@ from rallypoint.errors import UsageError
 from rallypoint.schedulers import batch, kubernetes, mpi, slurm
 from rallypoint.schedulers.found import Found, ReadFile
 
-__all__ = ["find", "missing", "told"]
+__all__ = ["NAMES", "find", "missing", "told"]
 
 # mpirun comes first: it may run inside of all the others, and then it is what started this process. Flux comes before MPICH: it
 # sets the same variables, for programs of MPI.
@@ -23,6 +23,7 @@ _READERS: Mapping[str, Callable[[Mapping[str, str], ReadFile], Found]] = {
     "lsf": batch.read_lsf,
     "kubernetes": kubernetes.read,
 }
+NAMES = (defaults.SCHEDULER_AUTO, defaults.SCHEDULER_NONE, *_READERS)
 _STATIC = ("master_addr", "master_port", "node_rank")
 _ELASTIC = (defaults.BACKEND_ELASTIC, defaults.BACKEND_PLUGIN)
 _WORDS: Mapping[str, Callable[[str], str]] = {
