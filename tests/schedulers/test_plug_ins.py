@@ -79,7 +79,7 @@ def test_a_name_that_nobody_has_is_refused_with_those_that_there_are(
 ) -> None:
     grid(lambda _: {})
     assert plug_ins.available()[-1] == "grid"
-    with pytest.raises(UsageError, match="--scheduler: there is no 'slum'; available: auto, none, openmpi, slurm, .*, grid$"):
+    with pytest.raises(UsageError, match=r"--scheduler: there is no 'slum'; available: auto, none, openmpi, slurm, .*, grid$"):
         taken(monkeypatch, "--scheduler", "slum")
 
 
