@@ -55,7 +55,7 @@ PURE_MODULES = {
     "checkpoint": ["layout", "moves"],
     "coordination": ["cell.document", "fence", "keyspace", "model"],
     "failures": ["hints"],
-    "hangs": ["pulse_page", "rules"],
+    "hangs": ["collectives", "pulse_page", "rules"],
     "hardware": ["binding"],
     "health": ["rules"],
     "inspection": ["log_lines", "log_rules", "log_times", "view"],

@@ -203,7 +203,7 @@ def watch() -> Iterator[Callable[[int], HangWatch]]:
 
 def tell(watch: HangWatch, rank: int, program: str) -> None:
     command = [sys.executable, "-c", f"from rallypoint import worker\n{program}"]
-    subprocess.run(command, env={**os.environ, **watch.worker_env(rank)}, check=True, timeout=30)
+    subprocess.run(command, env={**os.environ, **watch.worker_env(rank, os.environ)}, check=True, timeout=30)
 
 
 def test_progress_outlives_the_group_that_made_it(watch: Callable[[int], HangWatch]) -> None:
@@ -213,7 +213,7 @@ def test_progress_outlives_the_group_that_made_it(watch: Callable[[int], HangWat
     first = watched.progress_at()
     assert first is not None
     watched.end()
-    watched.worker_env(0)
+    watched.worker_env(0, {})
     assert watched.progress_at() == first
     tell(watched, 1, "worker.heartbeat()")
     second = watched.progress_at()

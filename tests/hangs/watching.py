@@ -36,7 +36,7 @@ class Watching:
 
     def run(self, commands: list[list[str]], folder: str | None = None, **more_env: str) -> Watching:
         for rank, command in enumerate(commands):
-            env = {**os.environ, **self.watch.worker_env(rank), "LOCAL_RANK": str(rank), **more_env}
+            env = {**os.environ, **self.watch.worker_env(rank, os.environ | more_env), "LOCAL_RANK": str(rank), **more_env}
             streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
             self.workers.append(subprocess.Popen(command, env=env, **streams, text=True, start_new_session=True))  # type: ignore[call-overload]
         pids = {rank: worker.pid for rank, worker in enumerate(self.workers)}

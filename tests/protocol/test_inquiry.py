@@ -68,6 +68,26 @@ def test_the_one_of_a_thousand_is_named(odd: Witness, rest: Witness, why: str) -
     assert (found.is_certain, found.heard, found.unnamed) == (True, NODES, 0)
 
 
+def test_who_never_came_is_named_by_what_the_library_has_recorded_whatever_the_stacks_look_like() -> None:
+    """All stand at the same place but one, which is elsewhere for a good reason; a node far away has been told of another."""
+    told = job_of(STANDS, WAITS.replace(place=UNKNOWN), at=5)
+    told[0] = told[0].replace(absent=((777, 778), (5000, 5000)), absent_why="never came to collective 6")
+    found = accuse(told)
+    assert [(one.node, one.ranks) for one in found.accused] == [("n194", ((777, 778),))]
+    assert (found.why, found.is_certain) == ("never came to collective 6", True)
+
+
+def test_what_was_recorded_of_ranks_that_nobody_has_is_left_out() -> None:
+    told = job_of(STANDS, WAITS)
+    told[0] = told[0].replace(absent=((5000, 5000),), absent_why="never came to collective 6")
+    assert accuse(told).why.startswith("not in the collective")
+
+
+def test_a_record_of_too_many_pieces_is_left_out_of_what_is_sent() -> None:
+    scattered = Statement("n", "", (WAITS,), 0, tuple((2 * rank, 2 * rank) for rank in range(40)), "why")
+    assert decode_statement(encode_statement(scattered)) == scattered.replace(absent=(), absent_why="")
+
+
 def test_where_nothing_tells_them_apart_one_is_named_and_that_is_said() -> None:
     found = accuse(job_of(WAITS.replace(silent_s=61.0), WAITS))
     assert [one.ranks for one in found.accused] == [((776, 776),)]  # of those alike on its node

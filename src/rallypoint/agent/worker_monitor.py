@@ -150,8 +150,7 @@ class WorkerMonitor:
         if self._hang_watch is None:
             own = {defaults.ENV_PULSE: self._new_page(local_rank)}
         else:
-            python_path = env.get(defaults.ENV_PYTHONPATH, environment.own.get(defaults.ENV_PYTHONPATH, ""))
-            own = self._hang_watch.worker_env(local_rank, python_path)
+            own = self._hang_watch.worker_env(local_rank, {**environment.own, **env})
         if env.get(defaults.ENV_WORLD_SIZE) != "1":  # one alone is neither slow nor quick
             self._hang_bell(local_rank)
         return {**env, **own}
@@ -178,7 +177,8 @@ class WorkerMonitor:
             ranks = {worker.local_rank: worker.global_rank for worker in group.workers}
             has_other_nodes = (group.group_world_size or 1) > 1
             generation, folder = job.generation(), self._record.attempt_folder
-            self._hang_watch.begin(pids, ranks, folder, has_other_nodes, run_folder, generation, job.declare)
+            world_size = group.workers[0].world_size if group.workers else 0
+            self._hang_watch.begin(pids, ranks, folder, has_other_nodes, run_folder, generation, job.declare, world_size)
             if has_other_nodes and self._hang_timeout is not None:
                 job.on_inquiry(self._hang_watch.hear)
 

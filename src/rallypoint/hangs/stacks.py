@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "STACK_SIGNAL", "SUMMARY_NAME", "ProcessStacks", "StackDesk", "WorkerStacks", "brief_lines", "frames_of", "grouped_lines",
-    "kernel_view", "parse_faulthandler", "rank_ranges", "standing", "waits_in", "write_stacks",
+    "kernel_view", "parse_faulthandler", "rank_ranges", "standing", "waits_in", "write_stacks", "write_text",
 ]  # fmt: skip
 
 STACK_SIGNAL = signal.SIGRTMAX - 7  # one that neither the C library nor a debugger uses
@@ -394,6 +394,11 @@ def _worker_lines(worker: WorkerStacks) -> list[str]:
 
 
 def _write(run_folder: LogFolder | None, path: str, lines: list[str]) -> None:
-    text = "\n".join([*lines, ""]).encode(errors="replace")
+    write_text(run_folder, path, "\n".join([*lines, ""]))
+
+
+def write_text(run_folder: LogFolder | None, path: str, told: str) -> None:
+    """A file among the logs, of bounded size."""
+    text = told.encode(errors="replace")
     with open(open_log(run_folder, path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb") as file:
         file.write(text if len(text) <= FILE_BYTES_MAX else text[: FILE_BYTES_MAX - 16] + b"\n(cut short)\n")

@@ -6,6 +6,9 @@ written down and before anybody is stopped. What counts as a hang is decided in 
 Where other nodes have workers too, a hang here is at first only the reason to declare where all workers stand, which the other
 nodes then do as well (`protocol.inquiry`). All hear the same finding. The node whose workers it names has a hang, the others only
 something to tell. Where no finding comes in time, each node goes by what it has seen itself.
+
+Programs that use NCCL are asked, besides, how far they have come in which collective (`hangs.nccl`). Its RAS service answers at
+once, and so may decide who is to blame. Flight Recorder takes seconds; who hangs is told before that, and ended after it.
 """
 
 from __future__ import annotations
@@ -18,8 +21,10 @@ from functools import partial
 
 from rallypoint.base import defaults
 from rallypoint.base.records import Value
-from rallypoint.base.text import who_of
+from rallypoint.base.text import runs, who_of
 from rallypoint.hangs import rules as hangs
+from rallypoint.hangs.collectives import Absence, absence, groups_of_dumps, groups_of_ras, told
+from rallypoint.hangs.nccl import DUMP_NAME, FlightRecorders, ask_ras
 from rallypoint.hangs.pulse import PulseBoard
 from rallypoint.hangs.pulse_page import RUNNING
 from rallypoint.hangs.rules import HangLimits, Sample, Stillness, Suspect, parse_hang_timeout
@@ -31,6 +36,7 @@ from rallypoint.hangs.stacks import (
     rank_ranges,
     standing,
     write_stacks,
+    write_text,
 )
 from rallypoint.output.log_specs import LogFolder, file_clerk
 from rallypoint.processes.activity import ProcessSight, families_of, look_at, read_file, threads_of
@@ -41,9 +47,10 @@ from rallypoint.worker_site import in_front
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable
+    from collections.abc import Callable, Collection, Iterable, Mapping
 
     Declare = Callable[[int, Statement], bool]  # of a generation; False where nobody hears it
+    from rallypoint.hangs.collectives import Group
     from rallypoint.hangs.pulse_page import Pulse
     from rallypoint.hangs.stacks import WorkerStacks
 
@@ -52,6 +59,9 @@ __all__ = ["SILENT", "Hang", "HangLimits", "HangWatch", "Hung", "Watched", "pars
 SILENT = "silent"  # the phase of a worker that says nothing of itself
 LOOKS_IN_A_LIMIT = 5  # thorough ones, at a worker that is still
 STACKS_TIMEOUT_S = 5.0  # for writing them down
+DUMPS_PAUSE_S = 0.1
+OTHER_DUMPS_S = 0.5  # that those of other nodes may come after ours
+RAS_NAME = "nccl_ras.json"
 
 
 class Family:
@@ -231,6 +241,12 @@ class HangWatch:
         self._pause_s = hangs.longest_pause(limits) if limits is not None else 0.0
         self._board = PulseBoard(local_world_size)
         self._desk = StackDesk(local_world_size)
+        self._recorders = FlightRecorders()
+        self._ras_place = ""
+        self._counted: tuple[Group, ...] = ()  # by RAS
+        self._told: Hang | None = None  # of which only the dumps are awaited, and then the end of those who hang
+        self._dumps_until = 0.0
+        self._world_size = 0
         self._watched: list[Watched] = []
         self._folder = ""
         self._run_folder: LogFolder | None = None
@@ -249,16 +265,18 @@ class HangWatch:
         """Of the file in which all workers have their pages."""
         return self._board.fileno()
 
-    def worker_env(self, local_rank: int, python_path: str = "") -> dict[str, str]:
-        """What this worker's environment needs besides its PYTHONPATH; whoever had this rank before is forgotten."""
+    def worker_env(self, local_rank: int, given: Mapping[str, str]) -> dict[str, str]:
+        """What this worker's environment needs besides what is given; whoever had this rank before is forgotten."""
         self._last_progress_at = self.progress_at()
         self._board.clear(local_rank)
         if self._limits is None:
             return {defaults.ENV_PULSE: self._board.place(local_rank)}
+        self._ras_place = given.get(defaults.ENV_NCCL_RAS, "")
         return {
+            **self._recorders.env(given),
             defaults.ENV_PULSE: self._board.place(local_rank),
             defaults.ENV_STACKS: self._desk.place(local_rank),
-            defaults.ENV_PYTHONPATH: in_front(python_path),
+            defaults.ENV_PYTHONPATH: in_front(given.get(defaults.ENV_PYTHONPATH, "")),
         }
 
     def begin(
@@ -270,6 +288,7 @@ class HangWatch:
         run_folder: LogFolder | None = None,
         generation: int = 0,
         declare: Declare | None = None,
+        world_size: int = 0,
     ) -> None:
         """Watch this group, which may be part of a larger one; the files with stacks go into `folder`, if there is one.
 
@@ -285,13 +304,15 @@ class HangWatch:
         self._run_folder = run_folder
         self._has_other_nodes = has_other_nodes
         self._generation, self._declare = generation, declare if has_other_nodes else None
-        self._seen, self._stacks = {}, {}
+        self._seen, self._stacks, self._counted, self._told = {}, {}, (), None
+        self._world_size = world_size
+        self._recorders.begin(folder)
         self._look_at, self._verdict_at, self._held = now + self._pause_s, None, None
 
     def end(self) -> None:
         """Watch nobody. What they told of progress and checkpoints can be asked until the next are started."""
         self._watched = []
-        self._look_at = self._held = None
+        self._look_at = self._held = self._told = None
 
     def hear(self, generation: int, inquiry: bytes) -> None:
         """What all nodes are asked, or have found together; for any thread. The next look takes it in."""
@@ -307,6 +328,8 @@ class HangWatch:
         blame names nobody, and is told once as well.
         """
         inquiry = self._take_inquiry()
+        if self._told is not None:
+            return self._end_of_dumps(self._told, now)
         if inquiry is not None and inquiry.finding is not None:
             return self._conclude(inquiry.finding, now)
         planned_at = self._look_at
@@ -355,19 +378,34 @@ class HangWatch:
     def _ask_for_stacks(self, there: list[Watched], now: float) -> None:
         """Nobody is asked twice: to answer is a sign of life."""
         ranks = {one.local_rank: one.global_rank for one in there}
+        self._recorders.ask(ranks.values())
         self._stacks = self._desk.ask({one.local_rank: one.pid for one in there}, ranks)
         self._seen = {one.local_rank: _describe(one, now) for one in there}
 
     def _statement(self, there: list[Watched], now: float) -> Statement:
         workers = [_witness(one, self._stacks[one.local_rank], self._seen[one.local_rank], now) for one in there]
         stacks = os.path.join(self._folder, SUMMARY_NAME) if self._folder else ""
-        return Statement("", stacks, *inquiries.grouped(workers))
+        statement = Statement("", stacks, *inquiries.grouped(workers))
+        never_came = absence(self._counted) or absence(groups_of_dumps(self._recorders.dumps()))
+        if never_came is None:
+            return statement
+        return statement.replace(absent=tuple(runs(never_came.ranks)), absent_why=never_came.why)
+
+    def _ask_ras(self) -> None:
+        """How far the workers of all nodes have come; only the first node that notices asks, as all processes have to answer."""
+        pids = {process.pid: stacks.rank for stacks in self._stacks.values() for process in stacks.processes}
+        answer = ask_ras(self._ras_place)
+        self._counted = groups_of_ras(answer.document, pids, self._world_size)
+        if self._counted and self._folder:
+            keep = partial(write_text, self._run_folder, os.path.join(self._folder, RAS_NAME), answer.text)
+            with suppress(OSError):
+                file_clerk.do(keep, STACKS_TIMEOUT_S)
 
     def _tell(self, statement: Statement) -> bool:
         """Whether the others hear it."""
         return self._declare is not None and self._declare(self._generation, statement)
 
-    def _conclude(self, finding: Finding, now: float) -> Hang:
+    def _conclude(self, finding: Finding, now: float) -> Hang | None:
         """What all nodes have found, as far as it is for us to act on, or only to tell."""
         self._held = None
         there = [one for one in self._watched if one.is_there and one.local_rank in self._seen]
@@ -377,11 +415,11 @@ class HangWatch:
         lines = [*_lines_of(hung), *_lines_elsewhere(finding, own)]
         if hung:
             self._look_at = None
-            return self._write_down(hung, (), lines, self._stacks)
+            return self._tell_first(self._write_down(hung, (), lines, self._stacks), now)
         for one in self._watched:
             one.excuse(now)
         self._declare, self._verdict_at, self._look_at = None, None, now + self._pause_s
-        return Hang((), (), tuple(lines))
+        return self._tell_first(Hang((), (), tuple(lines)), now)
 
     def _why(self, one: Watched, finding: Finding) -> str:
         where = hangs.shown(frames_of(self._stacks[one.local_rank]))
@@ -394,11 +432,49 @@ class HangWatch:
         if self._look_at is not None and now < self._look_at:
             return None
         held, self._look_at, self._held = self._held, None, None
-        return held
+        return self._tell_first(held, now) if held is not None else None
+
+    def _tell_first(self, hang: Hang, now: float, is_certain: bool = True) -> Hang | None:
+        """What is to be told now: where dumps are still being written, nobody is ended before they are there.
+
+        And nobody is named, if nothing tells the workers apart and they may.
+        """
+        if not self._recorders.was_asked:
+            return hang
+        self._told, self._look_at, self._dumps_until = hang, now + DUMPS_PAUSE_S, 0.0
+        if not is_certain:
+            return None
+        self._told = hang.replace(lines=())
+        return hang.replace(hung=(), waiting=())
+
+    def _end_of_dumps(self, hang: Hang, now: float) -> Hang | None:
+        """What they say, and whoever is to be ended; None: they are still awaited."""
+        if self._recorders.are_awaited(now):
+            self._look_at = now + DUMPS_PAUSE_S
+            return None
+        if not self._dumps_until and hang.hung and self._has_other_nodes:
+            self._dumps_until = now + OTHER_DUMPS_S
+        if now < self._dumps_until:
+            self._look_at = self._dumps_until
+            return None
+        self._told = None
+        self._look_at = None if hang.hung else now + self._pause_s
+        dumps = self._recorders.dumps()
+        never_came = absence(groups_of_dumps(dumps))
+        lines = _lines_of_dumps(never_came, dumps, self._folder)
+        if never_came is not None and not self._has_other_nodes:  # they know better than stacks
+            named = [one for one in self._seen.values() if one.global_rank in never_came.ranks]
+            if named:
+                hung = tuple(one.replace(why=f"{one.why}; {never_came.why}") for one in named)
+                hang = hang.replace(hung=hung, lines=tuple(_lines_of(hung)) if hang.lines else ())
+        if self._folder and lines:
+            self._write_down(hang.hung, hang.waiting, [*_lines_of(hang.hung), *lines], self._stacks)
+        return hang.replace(lines=(*hang.lines, *lines))
 
     def _judge(self, there: list[Watched], now: float) -> Hang | None:
         """Ask all workers for their stacks, say who is to blame, and write it down; None: not yet, others may know better."""
         self._ask_for_stacks(there, now)
+        self._ask_ras()
         statement = self._statement(there, now)
         is_heard = self._tell(statement)
         silent = [one for one in there if one.is_suspect(now)]
@@ -423,7 +499,7 @@ class HangWatch:
             return None
         if not is_elsewhere or self._verdict_at is None:
             self._look_at = None
-            return hang
+            return self._tell_first(hang, now, is_certain=alone.is_certain or self._has_other_nodes)
         self._look_at, self._held = self._verdict_at + hangs.OTHER_NODES_S, hang
         return None
 
@@ -435,12 +511,21 @@ class HangWatch:
         path, where = "", []
         if self._folder:
             try:
-                write = partial(write_stacks, self._folder, lines, stacks, first, self._run_folder)
+                heading = [*lines, *self._lines_of_collectives()]
+                write = partial(write_stacks, self._folder, heading, stacks, first, self._run_folder)
                 path = file_clerk.do(write, STACKS_TIMEOUT_S)
                 where = [f"the stacks of all workers are in {path}"]
             except OSError as error:
                 where = [f"the stacks could not be written: {error.strerror}"]
         return Hang(hung, waiting, (*lines, *brief, *where), path)
+
+    def _lines_of_collectives(self) -> list[str]:
+        """Who is how far in which group, for the file."""
+        counted, recorded = told(self._counted), told(groups_of_dumps(self._recorders.dumps()))
+        return [
+            *(["", "collectives, as NCCL's RAS service counts them:", *counted] if counted else []),
+            *(["", "collectives, as Flight Recorder has those of this node:", *recorded] if recorded else []),
+        ]
 
     def progress_at(self) -> float | None:
         """When any worker last made progress, of this group or an earlier one; None if none ever told of any. For any thread."""
@@ -464,6 +549,7 @@ class HangWatch:
         self.end()
         self._board.close()
         self._desk.close()
+        self._recorders.close()
 
 
 def _describe(one: Watched, now: float) -> Hung:
@@ -501,6 +587,14 @@ def _lines_elsewhere(finding: Finding, own: Collection[int]) -> list[str]:
             where = f"; its stacks are there in {one.stacks}" if one.stacks else ""
             lines.append(f"{who_of(one.ranks)} (node {one.node}) hangs: {one.what}; {finding.why}{where}")
     return [*lines, *([f"and {finding.unnamed} more"] if finding.unnamed else [])]
+
+
+def _lines_of_dumps(never_came: Absence | None, dumps: Mapping[int, object], folder: str) -> list[str]:
+    if not dumps:
+        return []
+    where = f"; the dumps are {os.path.join(folder, DUMP_NAME)}*" if folder else ""
+    what = f"{who_of(tuple(runs(never_came.ranks)))} {never_came.why}" if never_came else "all ranks here are equally far"
+    return [f"Flight Recorder of {who_of(tuple(runs(dumps)))}: {what}{where}"]
 
 
 def _phases_of(others: list[Watched]) -> list[str]:

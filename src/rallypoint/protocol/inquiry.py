@@ -10,10 +10,11 @@ names the odd one out: every node is told the same.
 To blame are
 
 1. those that are stopped by a signal;
-2. else those that are not in a collective, if at least half of all wait in one;
-3. else, of those that are silent, the only one; or those with the fewest steps, of these those that stand elsewhere in the
+2. else those that never came to a collective which others have begun, where their library has a record of that (NCCL);
+3. else those that are not in a collective, if at least half of all wait in one;
+4. else, of those that are silent, the only one; or those with the fewest steps, of these those that stand elsewhere in the
    program than the most;
-4. else the one that is overdue and has been silent for longest: nothing tells it from the others, and that is said.
+5. else the one that is overdue and has been silent for longest: nothing tells it from the others, and that is said.
 
 What a node sends is bounded, whatever its workers do: those alike are one group, and those in no group are counted.
 """
@@ -84,6 +85,8 @@ class Statement(Value):
     stacks: str = ""
     workers: tuple[Witness, ...] = ()
     unnamed: int = 0
+    absent: tuple[Run, ...] = ()  # ranks, of whichever node, for which others wait as their library has recorded it
+    absent_why: str = ""
 
 
 class Accused(Value):
@@ -151,7 +154,10 @@ def accuse(statements: Iterable[Statement]) -> Finding:
     """Who hangs; the same in any order of them."""
     heard = sorted(statements, key=lambda one: one.node)
     seen = [_Seen(one.node, one.stacks, worker) for one in heard for worker in one.workers]
-    for rule in (_stopped, _outside_of_the_collective, _behind_or_apart):
+    absent = tuple(joined(run for one in heard for run in one.absent))
+    absent_why = next((one.absent_why for one in heard if one.absent), "")
+    never_came = partial(_never_came, absent, absent_why)
+    for rule in (_stopped, never_came, _outside_of_the_collective, _behind_or_apart):
         found, why = rule(seen)
         if found:
             return _finding(found, why, is_certain=True, heard=len(heard))
@@ -164,6 +170,16 @@ def accuse(statements: Iterable[Statement]) -> Finding:
 
 def _stopped(seen: Sequence[_Seen]) -> tuple[list[_Seen], str]:
     return [one for one in seen if one.worker.is_stopped], "stopped by a signal (state T)"
+
+
+def _never_came(absent: Sequence[Run], why: str, seen: Sequence[_Seen]) -> tuple[list[_Seen], str]:
+    """As the records of their library have it, whatever their stacks look like."""
+    found = []
+    for one in seen:
+        common = [(max(a, c), min(b, d)) for a, b in one.worker.ranks for c, d in absent if max(a, c) <= min(b, d)]
+        if common:
+            found.append(one.replace(worker=one.worker.replace(ranks=tuple(joined(common)[:_RUNS_MAX]))))
+    return found, why
 
 
 def _outside_of_the_collective(seen: Sequence[_Seen]) -> tuple[list[_Seen], str]:
@@ -283,6 +299,8 @@ _TESTIMONY: Mapping[str, Callable[[object], object]] = {
     "stacks": partial(read_text, _PATH_BYTES_MAX),
     "workers": partial(read_list, GROUPS_MAX, lambda value: Witness(**read_fields(value, _WITNESS))),
     "unnamed": read_count,
+    "absent": partial(read_list, _RUNS_MAX, _read_run),
+    "absent_why": partial(read_text, _WHY_BYTES_MAX),
 }
 _ACCUSED: Mapping[str, Callable[[object], object]] = {
     "node": partial(read_text, _NAME_BYTES_MAX),
@@ -313,7 +331,12 @@ def encode_statement(statement: Statement) -> bytes:
     """As it stands in the store, under 16 KiB if its workers are `grouped`."""
     path = statement.stacks
     fitting = path if clip(path, _PATH_BYTES_MAX) == path else ""  # half a path is of no use
-    return json.dumps(_plain(statement.replace(node=clip(statement.node, _NAME_BYTES_MAX), stacks=fitting))).encode()
+    fits = len(statement.absent) <= _RUNS_MAX
+    bounded = statement.replace(
+        node=clip(statement.node, _NAME_BYTES_MAX), stacks=fitting, absent=statement.absent if fits else (),
+        absent_why=clip(statement.absent_why, _WHY_BYTES_MAX) if fits else "",
+    )  # fmt: skip
+    return json.dumps(_plain(bounded)).encode()
 
 
 def decode_statement(data: bytes) -> Statement:
