@@ -22,8 +22,8 @@ TORCH_FIELDS = [
     ("duplicate_stderr_filters", None), ("virtual_local_rank", False), ("shutdown_timeout", None),
 ]  # fmt: skip
 OWN_FIELDS = [
-    ("exit_barrier_timeout", 300.0), ("log_max_bytes", None), ("worker_env", {}), ("no_retry_exit_codes", ()),
-    ("restart_backoff", 1.0), ("restart_window", 0.0), ("retry_hopeless", False),
+    ("exit_barrier_timeout", 300.0), ("log_max_bytes", None), ("log_format", "text"), ("worker_env", {}),
+    ("no_retry_exit_codes", ()), ("restart_backoff", 1.0), ("restart_window", 0.0), ("retry_hopeless", False),
     ("max_no_progress", None), ("preflight", ()), ("hang_timeout", None),
     ("preload", ()), ("standby", False), ("proctitle", True), ("checkpoint_memory", None), ("checkpoint_dir", None),
     ("checkpoint_copies", 0), ("checkpoint_bandwidth", None), ("notify", None), ("signals_to_forward", ""),
@@ -75,6 +75,7 @@ def test_the_timeout_goes_into_the_rendezvous_settings(given: int, configs: dict
         ("log_line_prefix_template", "${rank}\n"), ("shutdown_timeout", -1), ("shutdown_timeout", "30"), ("rdzv_timeout", -2),
         ("signals_to_handle", "SIGTERM,SIGNONE"), ("signals_to_handle", "15"), ("signals_to_handle", "SIGKILL"),
         ("numa_options", object()), ("exit_barrier_timeout", -1), ("exit_barrier_timeout", float("inf")), ("log_max_bytes", 0),
+        ("log_format", "xml"),
         ("no_retry_exit_codes", (0,)), ("no_retry_exit_codes", (256,)), ("no_retry_exit_codes", 2), ("restart_backoff", -1),
         ("restart_backoff", float("nan")), ("restart_window", float("inf")), ("rdzv_configs", {"restart_window": "soon"}),
         ("rdzv_configs", {"backend": "x"}), ("worker_env", {"X": "a\0"}), ("worker_env", {"X": 1}), ("checkpoint_memory", 0),

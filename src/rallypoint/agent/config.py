@@ -71,6 +71,11 @@ def _start_method(name: str, value: Any) -> None:
         raise bad_field(name, f" must be one of {', '.join(defaults.START_METHODS)}, not {value!r}")
 
 
+def _log_format(name: str, value: Any) -> None:
+    if value not in defaults.LOG_FORMATS:
+        raise bad_field(name, f" must be one of {', '.join(defaults.LOG_FORMATS)}, not {value!r}")
+
+
 def _signals(name: str, value: str) -> None:
     for one in filter(None, map(str.strip, value.split(","))):
         if one not in signal.Signals.__members__:
@@ -142,6 +147,7 @@ class LaunchConfig(Record):
 
     exit_barrier_timeout: seconds that a node which is done waits for the others.
     log_max_bytes: the most that one log file may hold.
+    log_format: how the workers' lines look on the console: as they are (text), or a JSON object each (json).
     worker_env: variables laid over each worker's environment.
     no_retry_exit_codes: exit codes of workers after which the job ends without a restart; -n for signal n.
     restart_backoff: seconds before the second restart, doubled with each one after that; the first comes at once.
@@ -196,6 +202,7 @@ class LaunchConfig(Record):
 
     exit_barrier_timeout: float = field(default=defaults.EXIT_BARRIER_TIMEOUT_S, kw_only=True, check=_seconds)
     log_max_bytes: int | None = field(default=None, kw_only=True, check=_whole(1))
+    log_format: str = field(default=defaults.LOG_FORMAT, kw_only=True, check=_log_format)
     worker_env: dict[str, str] = field(factory=dict, kw_only=True, check=_texts)
     no_retry_exit_codes: tuple[int, ...] = field(default=(), kw_only=True)
     restart_backoff: float = field(default=defaults.RESTART_BACKOFF_S, kw_only=True)

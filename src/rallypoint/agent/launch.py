@@ -238,6 +238,8 @@ def _make_agent(
         raise UsageError("logs_specs was set to None after the config was made; leave it out for the default")
     if config.log_max_bytes is not None:
         config.logs_specs.log_max_bytes = config.log_max_bytes
+    if config.log_format != defaults.LOG_FORMAT:
+        config.logs_specs.log_format = config.log_format
     given = {name: getattr(config, name) for name in _FIELDS_OF_AGENT}
     given["shutdown_timeout"] = resolve_shutdown_timeout(config.shutdown_timeout)
     if notifier is not None:

@@ -192,6 +192,9 @@ UNINTERRUPTIBLE_TIMEOUT_S = 10.0  # from SIGKILL until a process is called unkil
 EXIT_BARRIER_TIMEOUT_S = 300.0
 
 # Logs.
+LOG_FORMAT = "text"  # of lines on the console: as they are
+LOG_FORMAT_JSON = "json"
+LOG_FORMATS = (LOG_FORMAT, LOG_FORMAT_JSON)
 LONG_WAIT_S = 0.5  # of a start or a stop; whoever asks about one that takes longer gets an answer
 PULSE_PAGE_BYTES = 4096  # in which a worker tells of its progress (`hangs.pulse_page`)
 PULSE_MAGIC = 0x72616C6C79000001  # its first word: "rally", and the version of its layout

@@ -209,6 +209,9 @@ OPTIONS: tuple[Option, ...] = (
            f"Also copy tee'd stderr lines of any rank that contain one of these texts to one extra file: {_FILTERS}.", "TEXTS"),
     Option("--log-line-prefix-template", "str", None, LOGS,
            "Prefix for tee'd lines; may contain ${role_name}, ${rank}, ${local_rank} and ${hostname}.", "TEXT"),
+    Option("--log-format", "choice", defaults.LOG_FORMAT, LOGS,
+           "How lines look on the console: as they are, or as one JSON object each, with time, host, rank, role, stream,"
+           " generation and text; the launcher's lines too.", "FORMAT", choices=defaults.LOG_FORMATS),
     Option("--log-max-size", "size", None, LOGS, "Size limit of each log file, such as 500M or 2G. Default: no limit.",
            "BYTES[K|M|G]", fields=("log_max_bytes",)),
     Option("--logs-specs", "str", None, LOGS,

@@ -65,7 +65,8 @@ def plan(args: SimpleNamespace, environ: Mapping[str, str]) -> Job:
 
     ssh, python = args.ssh_command or defaults.SSH_COMMAND, args.ssh_python or sys.executable
     others = signal_names(f"{args.signals_to_forward},{args.drain_signals}")
-    return Job(hosts, least, _split(ssh, args), python, args.ssh_timeout, args.signals_to_handle, others, tell)
+    is_json = args.log_format == defaults.LOG_FORMAT_JSON
+    return Job(hosts, least, _split(ssh, args), python, args.ssh_timeout, args.signals_to_handle, others, is_json, tell)
 
 
 def _split(ssh: str, args: SimpleNamespace) -> Sequence[str]:

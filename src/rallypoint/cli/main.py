@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 
 from rallypoint import errors
@@ -55,7 +55,10 @@ def _launch(argv: Sequence[str] | None) -> int:
         args = parse_args(argv)
         if not args.training_script:
             return _answer(args)
-        with _watched():
+        is_json = args.log_format == defaults.LOG_FORMAT_JSON
+        if is_json:
+            _set_sink(is_json)
+        with nullcontext() if is_json else _watched():
             if args.hosts or args.hostfile:
                 from rallypoint.cli import hosts
 
@@ -309,11 +312,15 @@ def _least_level() -> int:
     return int(name) if name.isdecimal() else _LEVELS.get(name, report.INFO)
 
 
-def _set_sink() -> None:
-    def tell(level: int, text: str) -> None:
-        _write(text if level >= report.ERROR else f"rallyrun: {text}")
+def _set_sink(is_json: bool = False) -> None:
+    def as_text(level: int, text: str) -> str:
+        return text if level >= report.ERROR else f"rallyrun: {text}"
 
-    report.set_sink(tell, min(_least_level(), report.ERROR))
+    in_form = as_text
+    if is_json:  # imported here, and not in the thread that writes: a fork must not find it in the middle of that
+        from rallypoint.output.json_lines import own_line as in_form
+
+    report.set_sink(lambda level, text: _write(in_form(level, text)), min(_least_level(), report.ERROR))
 
 
 def _write(text: str) -> None:

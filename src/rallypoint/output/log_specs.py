@@ -151,6 +151,7 @@ class LogsSpecs(ABC):
     """What the user wants logged, and how that becomes files; replaceable through ``--logs-specs``."""
 
     log_max_bytes: int | None = None  # the most that one log file may hold; the launcher sets it
+    log_format: str = defaults.LOG_FORMAT  # of lines on the console; the launcher sets it, too
 
     def __init__(
         self,

@@ -13,7 +13,7 @@ import errno
 import os
 import stat
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from rallypoint.base import defaults, report
 from rallypoint.base.records import Value
@@ -42,16 +42,25 @@ class Route(Value):
     filters: tuple[str, ...] = ()
     filtered_file: str = ""
     is_inherited: bool = False  # the worker is to find things as if our own stream were its
+    json_fields: str = ""  # each line is to be shown as a JSON object that has these
+    keeps_objects: bool = False  # unless it is one from another launcher
 
 
 class Outlets:
     """The ends of all streams of one group of workers."""
 
     def __init__(
-        self, logs: LogsDest, ranks: Collection[int], log_max_bytes: int | None = None, folder: LogFolder | None = None
+        self,
+        logs: LogsDest,
+        ranks: Collection[int],
+        log_max_bytes: int | None = None,
+        folder: LogFolder | None = None,
+        speakers: Mapping[int, Mapping[str, str]] | None = None,
     ) -> None:
+        """With `speakers`, which are the workers' environments, lines are shown as JSON that says whose they are."""
         self._logs = logs
         self._is_stdout_mixed = sum(not logs.stdouts.get(rank) for rank in ranks) > 1 and mixes_lines(Std.OUT)
+        self._speakers = speakers
         self._log_max_bytes = log_max_bytes
         self._folder = folder
         self._files: dict[str, int] = {}  # those that workers write to themselves
@@ -85,7 +94,7 @@ class Outlets:
     def open(self, local_rank: int, stream: Std, prefix: str, filters: tuple[str, ...]) -> int:
         """The file descriptor that the worker is to find as this stream."""
         file, is_tee = self._destination(local_rank, stream)
-        if stream == Std.OUT and not file and not self._is_stdout_mixed:
+        if stream == Std.OUT and not file and not self._is_stdout_mixed and self._speakers is None:
             return int(stream)
         if self._is_the_workers_own(local_rank, stream):
             return self._files[file]
@@ -93,6 +102,10 @@ class Outlets:
         if is_tee:
             filtered_file = self._logs.filtered_stdout if stream == Std.OUT else self._logs.filtered_stderr
             route = route.replace(prefix=prefix, filters=filters, filtered_file=filtered_file)
+        if self._speakers is not None:
+            from rallypoint.output.json_lines import fields_of_worker
+
+            route = route.replace(json_fields=fields_of_worker(local_rank, self._speakers.get(local_rank, {}), stream))
         our_end, end = os.pipe()
         self._our_ends.append((our_end, route, is_tee or not file))
         self._workers_ends.append(end)

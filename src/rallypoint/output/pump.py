@@ -151,6 +151,10 @@ class _Stream:
         self.speaker: Speaker | None = None
         if route.console is not None:
             self.speaker = Speaker(route.console, self.prefix, route.stream, self.drained, route.is_inherited)
+            if route.json_fields:
+                from rallypoint.output.json_lines import JsonLines
+
+                self.speaker.prefixer = JsonLines(route.json_fields, route.keeps_objects)
         self.cutter = LineCutter()
         self.filter_cutter = LineCutter()
         self.tail = b""
@@ -174,7 +178,7 @@ class _Stream:
         """
         is_next_piece = self._is_cut and now < self._block_at + SILENCE_S
         self._block_at, self._is_cut = now, self.route.stream == Std.OUT and (len(block) >= BUFFER_BYTES or is_next_piece)
-        return self.cutter.is_holding and not self._is_cut
+        return self.cutter.is_holding and not self._is_cut and not self.route.json_fields
 
 
 class StreamPump:

@@ -175,7 +175,8 @@ class WardedContext(PContext):
         self._logs = self._destinations()
         specs = self._logs_specs
         limit, folder = getattr(specs, "log_max_bytes", None), getattr(specs, "run_folder", None)
-        self._outlets = Outlets(self._logs, self.args.keys(), limit, folder)
+        is_json = getattr(specs, "log_format", defaults.LOG_FORMAT) == defaults.LOG_FORMAT_JSON
+        self._outlets = Outlets(self._logs, self.args.keys(), limit, folder, self.envs if is_json else None)
         self._inherited_env = _inherited()
         warden_client.stop_with_us(self._warden.pid)
         stdin = _input_of_workers()

@@ -23,6 +23,7 @@ from rallypoint.base.records import Value
 from rallypoint.base.signals import inbox, parse_signal_names
 from rallypoint.errors import SIGNAL_BASE, HostsError, SignalException, signal_exception
 from rallypoint.output.console import console_writer
+from rallypoint.output.json_lines import fields_of_host
 from rallypoint.output.log_specs import Std
 from rallypoint.output.outlets import Route
 from rallypoint.output.pump import StreamPump
@@ -53,6 +54,7 @@ class Job(Value):
     timeout_s: float
     ends: str  # names of signals that end it
     others: str  # that are passed on, too
+    is_json: bool  # whether agents speak so, and so what is shown here
     tell: Tell
 
 
@@ -154,7 +156,7 @@ def launch(job: Job) -> int:
         try:
             able = _gather(job, fars)
             for index, far in enumerate(able):
-                _show(pump, index, far)
+                _show(pump, index, far, job.is_json)
                 arguments, variables = job.tell(index, [(one.host, one.ready) for one in able if one.ready])
                 far.send(rules.order(arguments=arguments, variables=variables))
             pump.start()
@@ -240,10 +242,11 @@ def _judge(far: _Far, python: str, is_late: bool) -> None:
 # --- while they run --------------------------------------------------------------------------------------------------------
 
 
-def _show(pump: StreamPump, index: int, far: _Far) -> None:
-    prefix = f"[{far.host.label}] "
+def _show(pump: StreamPump, index: int, far: _Far, is_json: bool) -> None:
     for stream, fd in zip((Std.OUT, Std.ERR), far.hand_over(), strict=True):
-        pump.attach(Route(index, stream, console=console_writer(stream), prefix=prefix), fd)
+        route = Route(index, stream, console=console_writer(stream), prefix=f"[{far.host.label}] ")
+        as_json = route.replace(json_fields=fields_of_host(far.host.label, stream), keeps_objects=True)
+        pump.attach(as_json if is_json else route, fd)
 
 
 def _see_through(job: Job, fars: Sequence[_Far]) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import signal
@@ -73,8 +74,10 @@ def test_the_exit_code_is_the_jobs(rallyrun: Any, start_rallyrun: Any, sshd: Ssh
     done = rallyrun([*flags(sshd), "--pass-exit-code", fails], environ)
     assert done.returncode == 7, done.stderr
     assert "[beta] " in done.stderr
-    as_process_1 = start_rallyrun([*flags(sshd), fails], environ, ["unshare", "--fork", "--pid", "--mount-proc", *RALLYRUN])
-    assert as_process_1.wait() == 1, as_process_1.stderr  # there, a thread of ours reaps whatever ends
+    as_process_1 = ["unshare", "--fork", "--pid", "--mount-proc", *RALLYRUN]  # there, a thread of ours reaps whatever ends
+    running = start_rallyrun([*flags(sshd), "--log-format", "json", fails], environ, as_process_1)
+    assert running.wait() == 1, running.stderr
+    assert {json.loads(line)["source"] for line in running.stderr.splitlines()} == {"rallyrun"}
     done = rallyrun([*flags(sshd), "--", "nothing.py"], environ)
     assert done.returncode == 2, done.stderr
     assert "script 'nothing.py' is not there" in done.stderr
