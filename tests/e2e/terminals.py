@@ -16,6 +16,8 @@ from contextlib import contextmanager
 import pytest
 from tests.conftest import PATIENCE_S
 
+STILL_S = 0.2  # less than what is drawn every second leaves
+
 
 class Terminal:
     """A terminal of a certain size, in which the command runs."""
@@ -62,6 +64,11 @@ class Terminal:
         while select.select([self.master], [], [], 0)[0]:
             self._read()
         self._screen.reset()
+
+    def rest(self) -> None:
+        """Until nothing has come for a moment: what was begun to be drawn is whole then."""
+        while select.select([self.master], [], [], STILL_S)[0]:
+            self._read()
 
     def ended(self) -> int:
         """Its exit code; what it has printed last is on the terminal then."""

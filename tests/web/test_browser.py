@@ -1,16 +1,16 @@
 """The page in a real browser: every width and colour scheme, hostile text, a thousand ranks, and who cannot see or use a mouse.
 
-It needs Debian's chromium, Playwright and axe-core, which `make test-all` fetches. One browser serves all tests.
+One browser serves all tests.
 """
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.web.browsing import Shown, open_browser
 from tests.web.made_jobs import MadeJob, served
 
 from rallypoint.health.server import HealthCheckServer
@@ -18,66 +18,18 @@ from rallypoint.inspection.log_ends import LogFile
 
 pytestmark = [pytest.mark.root, pytest.mark.xdist_group("browser"), pytest.mark.timeout(300)]
 
-ROOT = Path(__file__).parents[2]
-AXE = ROOT / "build" / "browser" / "axe.min.js"
-FLAGS = [
-    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-    "--disable-component-update", "--disable-sync",
-]  # fmt: skip
-PATIENCE_MS = 60_000
 REFRESH_S = 0.1  # of a thousand ranks
 HOSTILE = '<img src=x onerror="document.title=1"><script>document.title = 1</script>"\'&amp; ' + "wide" * 60
 
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
-    chromium = shutil.which("chromium")
-    if chromium is None or not AXE.exists():
-        pytest.skip("chromium or axe-core is not installed")
-    with playwright.sync_playwright() as driver:
-        profile = tmp_path_factory.mktemp("profile")
-        opened = driver.chromium.launch_persistent_context(
-            profile, executable_path=chromium, headless=True, args=FLAGS, timeout=PATIENCE_MS
-        )
-        opened.set_default_timeout(PATIENCE_MS)
+    with open_browser(tmp_path_factory.mktemp("profile")) as opened:
         yield opened
-        opened.close()
 
 
-class Shown:
-    """A job's page in a tab of its own, and what the browser complains of."""
-
-    def __init__(self, browser: Any, job: MadeJob, server: HealthCheckServer, width: int = 1600, scheme: str = "light") -> None:
-        self.complaints: list[str] = []
-        self.url = f"http://127.0.0.1:{server.port}/"
-        self.tab = browser.new_page()
-        self.tab.on("console", lambda said: self.complaints.append(said.text))
-        self.tab.on("pageerror", lambda error: self.complaints.append(str(error)))
-        self.tab.emulate_media(color_scheme=scheme)
-        self.tab.set_viewport_size({"width": width, "height": 900})
-        self.tab.goto(job.site.address("127.0.0.1", server.port))
-        self.tab.wait_for_selector(".workers td")
-
-    def text(self, selector: str) -> str:
-        return str(self.tab.inner_text(selector))
-
-    def wait_for_text(self, selector: str, text: str) -> None:
-        arguments = [selector, text]
-        self.tab.wait_for_function("([where, what]) => document.querySelector(where).textContent.includes(what)", arg=arguments)
-
-    def violations(self) -> list[str]:
-        """What axe-core finds to be hard to use; the browser's own world has it, whatever the page forbids."""
-        session = self.tab.context.new_cdp_session(self.tab)
-        frame = session.send("Page.getFrameTree")["frameTree"]["frame"]["id"]
-        world = session.send("Page.createIsolatedWorld", {"frameId": frame, "worldName": "axe"})["executionContextId"]
-        run = "axe.run().then(found => found.violations.map(one => one.id + ': ' + one.nodes.map(node => node.html).join(' | ')))"
-        session.send("Runtime.evaluate", {"contextId": world, "expression": AXE.read_text()})
-        told = session.send(
-            "Runtime.evaluate", {"contextId": world, "expression": run, "awaitPromise": True, "returnByValue": True}
-        )
-        session.detach()
-        return list(told["result"]["value"])
+def show(browser: Any, job: MadeJob, server: HealthCheckServer, width: int = 1600, scheme: str = "light") -> Shown:
+    return Shown(browser, job.site.address("127.0.0.1", server.port), width, scheme)
 
 
 @pytest.fixture
@@ -93,7 +45,7 @@ def job(tmp_path: Path) -> MadeJob:
 @pytest.mark.parametrize("width", [400, 1600])
 def test_every_width_and_scheme(browser: Any, job: MadeJob, width: int, scheme: str, tmp_path: Path) -> None:
     with served(job) as server:
-        shown = Shown(browser, job, server, width, scheme)
+        shown = show(browser, job, server, width, scheme)
         shown.tab.click("#ask-log")
         shown.tab.click("#ask-stacks")
         shown.tab.wait_for_selector("#log:not([hidden])")
@@ -105,6 +57,7 @@ def test_every_width_and_scheme(browser: Any, job: MadeJob, width: int, scheme: 
         assert "exited with code 3" in shown.text("#restarts")
         assert "train (/job/train.py:7)" in shown.text("#stacks")
         assert shown.tab.locator("#timeline span").count() == 4
+        assert shown.text("#generations").split("\n") == ["gen. 1: 0.0 % kept", "gen. 2"]
         assert shown.tab.evaluate("document.documentElement.scrollWidth") <= width
         assert shown.violations() == []
         (tmp_path / f"{scheme}-{width}.png").write_bytes(shown.tab.screenshot(full_page=True))
@@ -117,7 +70,7 @@ def test_hostile_text_stays_text(browser: Any, job: MadeJob) -> None:
     job.of_node = {"job": HOSTILE, "node": HOSTILE, "why": HOSTILE, "command": HOSTILE, "log_dir": HOSTILE, "phase": "stopping"}
     job.stack_note = HOSTILE
     with served(job) as server:
-        shown = Shown(browser, job, server, 400)
+        shown = show(browser, job, server, 400)
         shown.tab.click("#ask-log")
         shown.tab.click("#ask-stacks")
         shown.wait_for_text("#log", HOSTILE)
@@ -133,7 +86,7 @@ def test_hostile_text_stays_text(browser: Any, job: MadeJob) -> None:
 
 def test_the_token_leaves_the_address_and_the_page_can_be_loaded_again(browser: Any, job: MadeJob) -> None:
     with served(job) as server:
-        shown = Shown(browser, job, server)
+        shown = show(browser, job, server)
         assert shown.tab.url == shown.url
         shown.tab.reload()
         shown.tab.wait_for_selector(".workers td")
@@ -153,7 +106,7 @@ def test_a_thousand_ranks(browser: Any, job: MadeJob) -> None:
     """A refresh takes at most 100 ms of the browser's time, whatever else the machine has to do."""
     job.size = 125, 8
     with served(job) as server:
-        shown = Shown(browser, job, server)
+        shown = show(browser, job, server)
         assert shown.tab.locator(".workers tbody tr").count() == 1000
         session = browser.new_cdp_session(shown.tab)
         session.send("Performance.enable", {"timeDomain": "threadTicks"})
@@ -178,7 +131,7 @@ def test_a_thousand_ranks(browser: Any, job: MadeJob) -> None:
 
 def test_without_a_mouse_and_in_a_tab_that_nobody_sees(browser: Any, job: MadeJob, wait_until: Any) -> None:
     with served(job) as server:
-        shown = Shown(browser, job, server)
+        shown = show(browser, job, server)
         shown.tab.keyboard.press("Tab")
         assert shown.tab.evaluate("document.activeElement.textContent") == "Skip to the workers"
         shown.tab.focus("#ask-stacks")
@@ -203,7 +156,7 @@ def test_a_job_that_ends_and_one_that_is_gone(browser: Any, job: MadeJob) -> Non
     """What was last seen stays."""
     job.of_node = {"why": "all workers have succeeded"}
     with served(job) as server:
-        ended = Shown(browser, job, server)
+        ended = show(browser, job, server)
         job.site.close()
         ended.wait_for_text("#connection", "ended at")
         ended.wait_for_text("#notices", "This node is done: all workers have succeeded")
@@ -211,7 +164,7 @@ def test_a_job_that_ends_and_one_that_is_gone(browser: Any, job: MadeJob) -> Non
         ended.tab.close()
     another = MadeJob()
     with served(another) as server:
-        shown = Shown(browser, another, server)
+        shown = show(browser, another, server)
         server.stop()
         shown.wait_for_text("#connection", "the job has ended, or cannot be reached")
         assert shown.text("h1") == "job-7"

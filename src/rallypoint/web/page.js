@@ -99,8 +99,15 @@
     showTimeline();
     showWorkers();
     showRestarts();
-    const ranks = view.nodes.flatMap((node) => node.workers.map((worker) => worker[0]));
-    setList(byId("log-rank"), ranks, () => make("option"), (option, rank) => setText(option, `${rank}`));
+    showLogRanks(view.nodes.flatMap((node) => node.workers.map((worker) => worker[0])));
+  }
+
+  // A rank that is there no more stays chosen as long as its log is shown.
+  function showLogRanks(ranks) {
+    const chosen = byId("log-rank").value;
+    const all = chosen === "" || byId("log").hidden || ranks.includes(Number(chosen)) ? ranks : [...ranks, Number(chosen)];
+    setList(byId("log-rank"), all, () => make("option"), (option, rank) => setText(option, `${rank}`));
+    if (all !== ranks) byId("log-rank").value = chosen;
   }
 
   function showSummary() {
@@ -149,6 +156,12 @@
       if (segment.style.flexGrow !== grow) segment.style.flexGrow = grow;
       if (segment.title !== about) segment.title = about;
     });
+    const told = view.timeline.map((span) => [span.lasted_s, span.phase === "running" ? aboutGeneration(span) : ""]);
+    setList(byId("generations"), told, () => make("span"), (label, [seconds, text]) => {
+      const grow = `${Math.max(seconds, 0.001)}`;
+      if (label.style.flexGrow !== grow) label.style.flexGrow = grow;
+      setText(label, text);
+    });
     const first = view.timeline[0];
     setText(byId("timeline-of"), `of this node, ${view.own}`);
     setText(byId("timeline-from"), first ? `${duration(first.ago_s)} ago` : "");
@@ -166,6 +179,11 @@
     });
     byId("timeline").setAttribute("aria-label", `The phases of this node: ${words.map(([, text]) => text).join(", ")}`);
     if (document.querySelector("details").open) showPhases();
+  }
+
+  function aboutGeneration(span) {
+    const kept = span.kept_s === null || span.lasted_s <= 0 ? 1 : span.kept_s / span.lasted_s;
+    return kept === 1 ? `gen. ${span.generation}` : `gen. ${span.generation}: ${share(kept)} kept`;
   }
 
   function showPhases() {
@@ -288,9 +306,8 @@
   }
 
   function showRestarts() {
-    const counted = [many(view.failed_workers, "worker") + " failed", many(view.hung_workers, "worker") + " hung"];
-    if (view.lost_s > 0) counted.push(`${duration(view.lost_s)} of work had to be done again`);
-    setText(byId("failures"), `So far, ${counted.join(", ")}.`);
+    const counted = `On the nodes that are here, ${many(view.failed_workers, "worker")} failed and ${view.hung_workers} hung so far.`;
+    setText(byId("failures"), view.lost_s > 0 ? `${counted} ${duration(view.lost_s)} of work had to be done again.` : counted);
     const create = () => {
       const item = make("li");
       item.append(make("time"), make("span"));
@@ -394,6 +411,7 @@
   }
 
   function showBlock(block, text) {
+    setText(byId(`${block.id}-at`), `at ${new Date().toLocaleTimeString()}`);
     const isAtEnd = block.hidden || block.scrollTop + block.clientHeight >= block.scrollHeight - 8;
     block.hidden = false;
     setText(block, text || "(nothing)");
