@@ -58,7 +58,7 @@ def test_exit_codes_are_documented() -> None:
 
 def test_flags_that_the_pages_name_exist() -> None:
     ours = {option.name for option in OPTIONS} | {flag for flags in completion._flags_of_commands().values() for flag in flags}
-    not_ours = {"--strict", "--lr", "--n", "--nproc", "--pdeathsig", "--unix-socket"}
+    not_ours = {"--strict", "--lr", "--n", "--nproc", "--pdeathsig", "--unix-socket", "--verbose"}
     not_ours |= {"--enable-grpc-gateway", "--auto-compaction-retention"}  # etcd's
     not_ours |= {"--cpus-per-task", "--gpus-per-node", "--kill-on-bad-exit", "--no-kill", "--no-requeue"}  # Slurm's
     not_ours |= {"--nodes", "--ntasks-per-node", "--requeue", "--signal"}

@@ -47,5 +47,11 @@ def add_navigation(_app: Sphinx, page: str, source: list[str]) -> None:
         source[0] += toctrees()
 
 
+def outdated(*_changes: object) -> list[str]:
+    """The navigation is not in the page that it is added to, so that its changes would not be seen."""
+    return ["index"]
+
+
 def setup(app: Sphinx) -> None:
     app.connect("source-read", add_navigation)
+    app.connect("env-get-outdated", outdated)

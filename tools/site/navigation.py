@@ -10,7 +10,7 @@ GROUPS = {
     "On call": ("failures", "hangs", "inspect", "control-plane", "logs", "events", "health", "notifications", "signals"),
     "Programs": ("python-api", "compat", "torchrun-plugin"),
     "Plug-ins": ("plugin-backend", "plugin-logs", "plugin-events", "plugin-preflight", "plugin-scheduler"),
-    "Reference": ("command-line", "environment", "glossary"),
+    "Reference": ("command-line", "environment", "reference-settings", "reference-api", "glossary"),
     "Project": ("behaviours", "tour", "dependencies"),
 }
 
