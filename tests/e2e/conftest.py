@@ -196,3 +196,17 @@ def within() -> Callable[[str, float, float], None]:
         assert is_kept(took_s, promised_s), what
 
     return check
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """``small_disk``: a file system of one megabyte; skips where none can be mounted."""
+    mount = tmp_path / "disk"
+    mount.mkdir()
+    made = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1m,nr_inodes=64", "tmpfs", str(mount)], capture_output=True, text=True, check=False
+    )
+    if made.returncode:
+        pytest.skip(f"no file system can be mounted here: {made.stderr}")
+    yield mount
+    subprocess.run(["umount", str(mount)], check=True, timeout=60)

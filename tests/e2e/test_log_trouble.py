@@ -6,7 +6,7 @@ import os
 import pwd
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -85,20 +85,6 @@ def test_M5_a_temporary_folder_that_is_reaped(
 ):
     """M5: as a clean-up of /tmp does it."""
     run_with_trouble(start_rallyrun, script, orders, wait_until, private_tmpdir, [], remove_all)
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of one megabyte."""
-    mount = tmp_path / "disk"
-    mount.mkdir()
-    made = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=1m,nr_inodes=64", "tmpfs", str(mount)], capture_output=True, text=True, check=False
-    )
-    if made.returncode:
-        pytest.skip(f"no file system can be mounted here: {made.stderr}")
-    yield mount
-    subprocess.run(["umount", str(mount)], check=True, timeout=60)
 
 
 @pytest.mark.root

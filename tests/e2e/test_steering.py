@@ -97,7 +97,8 @@ def test_stacks_of_a_job_without_preparation(job: Any, tmp_path: Path, monkeypat
     assert [(one["rank"], [each["how"] for each in one["processes"]]) for one in told["workers"]] == [(None, ["py-spy"])]
     spied = command("stacks")
     for worker in workers:
-        assert f"--- rank {worker.rank}\n=== process {worker.pid}, by py-spy\nThread 1: dump --pid {worker.pid}\n" in spied.stdout
+        heading = f"--- rank {worker.rank}\n=== process {worker.pid}, by py-spy\n"
+        assert f"{heading}Thread 1: dump --native --pid {worker.pid}\n" in spied.stdout
     assert command("stacks", "--rank", "1,7-8").stderr == (
         "rallypoint stacks: error: solo has no ranks 7-8; there are ranks 0-1\n"
     )

@@ -12,6 +12,7 @@ import textwrap
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -29,6 +30,7 @@ from rallypoint.hangs.stacks import (
     grouped_lines,
     parse_faulthandler,
     rank_ranges,
+    spy_on,
     standing,
 )
 from rallypoint.processes.activity import look_at
@@ -299,3 +301,37 @@ def test_the_brief_form_is_brief() -> None:
     assert len(lines) == BRIEF_GROUPS + 1
     assert lines[0].startswith("rank 7: ")
     assert lines[-1] == "and 12 more"
+
+
+# --- py-spy ----------------------------------------------------------------------------------------------------------------
+
+SPY = """#!/bin/sh
+case "$*" in
+    *--native*) {native} ;;
+    *) {plain} ;;
+esac
+"""
+SAYS, REFUSES, HANGS = 'echo "saw $*"', "echo 'not here' >&2; exit 1", "exec sleep 60"
+
+
+@pytest.mark.parametrize(
+    ("native", "plain", "timeout_s", "told"),
+    [
+        (SAYS, REFUSES, 30.0, ("saw dump --native --pid 7", "")),
+        (REFUSES, SAYS, 30.0, ("saw dump --pid 7", "")),  # it was built without
+        (REFUSES, REFUSES, 30.0, ("", "py-spy says: not here")),
+        (HANGS, SAYS, 0.2, ("", "py-spy failed: ")),
+    ],
+)
+def test_py_spy_is_asked_for_native_frames_and_else_for_what_it_has(
+    tmp_path: Path, native: str, plain: str, timeout_s: float, told: tuple[str, str]
+) -> None:
+    program = tmp_path / "py-spy"
+    program.write_text(SPY.format(native=native, plain=plain))
+    program.chmod(0o755)
+    text, why = spy_on(str(program), 7, timeout_s)
+    assert (text, why[: len(told[1])]) == told
+
+
+def test_py_spy_that_cannot_be_started_is_no_trouble(tmp_path: Path) -> None:
+    assert spy_on(str(tmp_path / "none"), 7, 30.0)[1].startswith("py-spy failed: ")

@@ -7,6 +7,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from tests.hangs.watching import Watching
@@ -205,3 +206,26 @@ def test_ended_workers_do_not_hang(watching: Watch) -> None:
     job.until_ready()
     job.workers[0].wait(10)
     assert job.hang(within_s=0.6) is None
+
+
+def test_where_py_spy_is_installed_the_one_that_hangs_is_shown_with_its_native_frames(
+    watching: Watch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """P31: in its own file, before it is ended; it is named before that, and stays there meanwhile."""
+    spy = tmp_path / "py-spy"
+    spy.write_text('#!/bin/sh\necho "native of $4"\n')
+    spy.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    job = watching().start("def forget(): lock.acquire()\nlock = threading.Lock(); lock.acquire(); print(flush=True); forget()")
+    job.until_ready()
+    first = job.hang(within_s=30)
+    assert first is not None
+    assert first.hung == ()
+    assert any("forget" in line for line in first.lines)
+    found = job.hang(within_s=30)
+    assert found is not None
+    assert [one.pid for one in found.hung] == [job.workers[0].pid]
+    assert found.lines == ()
+    assert f"with its native frames, by py-spy:\nnative of {job.workers[0].pid}\n" in job.stacks(0)
+    assert "in forget" in job.stacks(0)
+    assert job.stacks().startswith("rank 10 (local rank 0, process ")

@@ -17,7 +17,7 @@ import errno
 import os
 import signal
 import time
-from collections.abc import Collection, Hashable, Iterable, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 
 from rallypoint.base.records import Value
 from rallypoint.base.text import plural, ranges
@@ -29,13 +29,15 @@ if TYPE_CHECKING:
     from collections.abc import Generator
 
 __all__ = [
-    "STACK_SIGNAL", "SUMMARY_NAME", "ProcessStacks", "StackDesk", "WorkerStacks", "brief_lines", "frames_of", "grouped_lines",
-    "kernel_view", "parse_faulthandler", "rank_ranges", "standing", "waits_in", "write_stacks", "write_text",
+    "PY_SPY", "STACK_SIGNAL", "SUMMARY_NAME", "ProcessStacks", "StackDesk", "WorkerStacks", "brief_lines", "frames_of",
+    "grouped_lines", "kernel_view", "parse_faulthandler", "rank_ranges", "spy_on", "standing", "waits_in", "write_stacks",
+    "write_text",
 ]  # fmt: skip
 
 STACK_SIGNAL = signal.SIGRTMAX - 7  # one that neither the C library nor a debugger uses
 MAX_BYTES = 1024 * 1024  # of one worker's answer
 MAX_PROCESSES = 64  # of one worker
+PY_SPY = "py-spy"  # a program of its own, which shows native frames too, of any process that it may trace
 ALL_ANSWERS_S = 2.0
 ONE_ANSWER_S = 1.0
 POLL_S = 0.001
@@ -280,6 +282,26 @@ def _command(pid: int) -> str:
     return "".join(one if one.isprintable() else "?" for one in words).strip()
 
 
+def spy_on(program: str, pid: int, timeout_s: float) -> tuple[str, str]:
+    """The stacks of a process as py-spy sees them, with native frames where it can; else nothing, and why."""
+    import subprocess
+
+    give_up_at, why = time.monotonic() + timeout_s, ""
+    for how in (("--native",), ()):
+        try:
+            left_s = max(give_up_at - time.monotonic(), 0.0)
+            found = subprocess.run(
+                [program, "dump", *how, "--pid", str(pid)],
+                stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=left_s, check=False,
+            )  # fmt: skip
+        except (OSError, subprocess.TimeoutExpired) as error:
+            return "", f"py-spy failed: {error}"
+        if found.returncode == 0:
+            return found.stdout.rstrip()[:MAX_BYTES], ""
+        why = f"py-spy says: {' '.join(found.stderr.split())}"
+    return "", why
+
+
 # --- the kernel's view -----------------------------------------------------------------------------------------------------
 
 
@@ -371,20 +393,31 @@ def _brief(frames: tuple[str, ...]) -> str:
 
 
 def write_stacks(
-    folder: str, heading: list[str], workers: dict[int, WorkerStacks], first: list[int], run_folder: LogFolder | None = None
+    folder: str,
+    heading: list[str],
+    workers: dict[int, WorkerStacks],
+    first: list[int],
+    run_folder: LogFolder | None = None,
+    spied: Mapping[int, str] | None = None,
 ) -> str:
-    """Write the files of these workers, by local rank, into the folder of their group; the path of the summary."""
+    """Write the files of these workers, by local rank, into the folder of their group; the path of the summary.
+
+    `spied` is what py-spy has seen of some.
+    """
     for local_rank, worker in workers.items():
         if run_folder is None:
             os.makedirs(os.path.join(folder, str(local_rank)), exist_ok=True)
-        _write(run_folder, os.path.join(folder, str(local_rank), SUMMARY_NAME), _worker_lines(worker))
+        lines = _worker_lines(worker, (spied or {}).get(local_rank, ""))
+        _write(run_folder, os.path.join(folder, str(local_rank), SUMMARY_NAME), lines)
     path = os.path.join(folder, SUMMARY_NAME)
     _write(run_folder, path, [*heading, *grouped_lines(list(workers.values()), first)])
     return path
 
 
-def _worker_lines(worker: WorkerStacks) -> list[str]:
+def _worker_lines(worker: WorkerStacks, spied: str) -> list[str]:
     lines = [f"rank {worker.rank}"]
+    if spied:
+        lines += ["", "the worker with its native frames, by py-spy:", *spied.splitlines()]
     for place, process in enumerate(worker.processes):
         none = f"no Python stack: {process.why_none or 'it told of no thread'}"
         lines += ["", f"{'the worker' if place == 0 else 'its descendant'}: process {process.pid} ({process.command})"]

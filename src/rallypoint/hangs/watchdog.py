@@ -14,10 +14,12 @@ once, and so may decide who is to blame. Flight Recorder takes seconds; who hang
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections import deque
 from contextlib import suppress
 from functools import partial
+from shutil import which
 
 from rallypoint.base import defaults
 from rallypoint.base.records import Value
@@ -29,11 +31,13 @@ from rallypoint.hangs.pulse import PulseBoard
 from rallypoint.hangs.pulse_page import RUNNING
 from rallypoint.hangs.rules import HangLimits, Sample, Stillness, Suspect, parse_hang_timeout
 from rallypoint.hangs.stacks import (
+    PY_SPY,
     SUMMARY_NAME,
     StackDesk,
     brief_lines,
     frames_of,
     rank_ranges,
+    spy_on,
     standing,
     write_stacks,
     write_text,
@@ -47,7 +51,7 @@ from rallypoint.worker_site import in_front
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     Declare = Callable[[int, Statement], bool]  # of a generation; False where nobody hears it
     from rallypoint.hangs.collectives import Group
@@ -62,6 +66,7 @@ STACKS_TIMEOUT_S = 5.0  # for writing them down
 DUMPS_PAUSE_S = 0.1
 OTHER_DUMPS_S = 0.5  # that those of other nodes may come after ours
 RAS_NAME = "nccl_ras.json"
+SPIED_MAX, SPY_S = 2, 5.0  # workers that py-spy looks at, and for how long it may look at each
 
 
 class Family:
@@ -246,6 +251,9 @@ class HangWatch:
         self._counted: tuple[Group, ...] = ()  # by RAS
         self._told: Hang | None = None  # of which only the dumps are awaited, and then the end of those who hang
         self._dumps_until = 0.0
+        self._spied: dict[int, str] = {}  # what py-spy has seen, by local rank
+        self._spy: threading.Thread | None = None
+        self._heading: list[str] = []  # of the file with all stacks
         self._world_size = 0
         self._watched: list[Watched] = []
         self._folder = ""
@@ -304,7 +312,8 @@ class HangWatch:
         self._run_folder = run_folder
         self._has_other_nodes = has_other_nodes
         self._generation, self._declare = generation, declare if has_other_nodes else None
-        self._seen, self._stacks, self._counted, self._told = {}, {}, (), None
+        self._seen, self._stacks, self._counted, self._told, self._spied = {}, {}, (), None, {}
+        self._spy = None
         self._world_size = world_size
         self._recorders.begin(folder)
         self._look_at, self._verdict_at, self._held = now + self._pause_s, None, None
@@ -439,20 +448,21 @@ class HangWatch:
 
         And nobody is named, if nothing tells the workers apart and they may.
         """
-        if not self._recorders.was_asked:
+        if not self._recorders.was_asked and not (hang.hung and which(PY_SPY)):
             return hang
         self._told, self._look_at, self._dumps_until = hang, now + DUMPS_PAUSE_S, 0.0
-        if not is_certain:
+        self._spy_on(hang.hung)
+        if not is_certain and self._recorders.was_asked:
             return None
         self._told = hang.replace(lines=())
         return hang.replace(hung=(), waiting=())
 
     def _end_of_dumps(self, hang: Hang, now: float) -> Hang | None:
         """What they say, and whoever is to be ended; None: they are still awaited."""
-        if self._recorders.are_awaited(now):
+        if self._recorders.are_awaited(now) or (self._spy is not None and self._spy.is_alive()):
             self._look_at = now + DUMPS_PAUSE_S
             return None
-        if not self._dumps_until and hang.hung and self._has_other_nodes:
+        if not self._dumps_until and hang.hung and self._has_other_nodes and self._recorders.was_asked:
             self._dumps_until = now + OTHER_DUMPS_S
         if now < self._dumps_until:
             self._look_at = self._dumps_until
@@ -467,9 +477,23 @@ class HangWatch:
             if named:
                 hung = tuple(one.replace(why=f"{one.why}; {never_came.why}") for one in named)
                 hang = hang.replace(hung=hung, lines=tuple(_lines_of(hung)) if hang.lines else ())
-        if self._folder and lines:
-            self._write_down(hang.hung, hang.waiting, [*_lines_of(hang.hung), *lines], self._stacks)
+                self._heading = _lines_of(hung)
+        if self._folder and (lines or self._spied):
+            self._write_down(hang.hung, hang.waiting, [*self._heading, *lines], self._stacks)
         return hang.replace(lines=(*hang.lines, *lines))
+
+    def _spy_on(self, hung: Sequence[Hung]) -> None:
+        """See where these are in native code, beside the agent's work, where py-spy is installed and allowed."""
+        program, found = which(PY_SPY), self._spied
+
+        def look(program: str) -> None:
+            for one in hung[:SPIED_MAX]:
+                if text := spy_on(program, one.pid, SPY_S)[0]:
+                    found[one.local_rank] = text
+
+        if program and self._folder and hung:
+            self._spy = threading.Thread(target=look, args=(program,), name="rallypoint-py-spy", daemon=True)
+            self._spy.start()
 
     def _judge(self, there: list[Watched], now: float) -> Hang | None:
         """Ask all workers for their stacks, say who is to blame, and write it down; None: not yet, others may know better."""
@@ -506,13 +530,13 @@ class HangWatch:
     def _write_down(
         self, hung: tuple[Hung, ...], waiting: tuple[Hung, ...], lines: list[str], stacks: dict[int, WorkerStacks]
     ) -> Hang:
-        first = [one.global_rank for one in hung]
+        first, self._heading = [one.global_rank for one in hung], lines
         brief = brief_lines(list(stacks.values()), first)
         path, where = "", []
         if self._folder:
             try:
                 heading = [*lines, *self._lines_of_collectives()]
-                write = partial(write_stacks, self._folder, heading, stacks, first, self._run_folder)
+                write = partial(write_stacks, self._folder, heading, stacks, first, self._run_folder, self._spied)
                 path = file_clerk.do(write, STACKS_TIMEOUT_S)
                 where = [f"the stacks of all workers are in {path}"]
             except OSError as error:

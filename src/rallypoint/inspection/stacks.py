@@ -11,14 +11,13 @@ import glob
 import os
 import shutil
 import socket
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 
 from rallypoint.base import defaults
 from rallypoint.errors import RallypointError, UsageError
-from rallypoint.hangs.stacks import StackDesk, kernel_view
+from rallypoint.hangs.stacks import PY_SPY, StackDesk, kernel_view, spy_on
 from rallypoint.inspection.log_rules import has_rank
 from rallypoint.inspection.stack_view import BY_KERNEL, BY_PY_SPY, BY_SIGNAL, BY_SOCKET, ProcessDump, WorkerDump
 from rallypoint.inspection.view import NodeView
@@ -36,7 +35,7 @@ __all__ = ["ask", "dump_place", "dump_workers", "is_place"]
 ANSWER_S = 5.0
 ANSWER_BYTES_MAX = 16 * 1024 * 1024
 ENVIRONMENT_BYTES_MAX = 4 * 1024 * 1024
-PY_SPY, PY_SPY_S = "py-spy", 30.0
+PY_SPY_S = 30.0
 ASKED_AT_ONCE = 16
 LATE = "it was not asked in time"
 
@@ -171,16 +170,9 @@ def _from_outside(pid: int, deadline: float) -> ProcessDump:
     """Of a process that was not prepared for it."""
     why = "it was not prepared to show them; install py-spy, or start the job with --hang-timeout SECONDS"
     if program := shutil.which(PY_SPY):
-        try:
-            dump, left_s = [program, "dump", "--pid", str(pid)], max(deadline - time.monotonic(), 0.0)
-            found = subprocess.run(
-                dump, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=min(PY_SPY_S, left_s), check=False
-            )
-            if found.returncode == 0:
-                return ProcessDump(pid, BY_PY_SPY, found.stdout.rstrip())
-            why = f"py-spy says: {' '.join(found.stderr.split())}"
-        except (OSError, subprocess.TimeoutExpired) as error:
-            why = f"py-spy failed: {error}"
+        text, why = spy_on(program, pid, min(PY_SPY_S, max(deadline - time.monotonic(), 0.0)))
+        if not why:
+            return ProcessDump(pid, BY_PY_SPY, text)
     return ProcessDump(pid, BY_KERNEL, "\n".join(kernel_view(pid, time.monotonic() + ANSWER_S)), why=why)
 
 

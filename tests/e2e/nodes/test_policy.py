@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 from tests.e2e.nodes.conftest import MEMBER, Job
 
 from rallypoint import inspect
@@ -43,6 +44,17 @@ if attempt == 0:
 if attempt == 1 and os.environ["RANK"] == "1":
     raise ValueError("once in a while")
 """
+# One rank of four fails in every third attempt or so, at another step each time.
+ONE_IN_THREE = """
+import os, random, sys
+from rallypoint import worker
+dice = random.Random(int(os.environ["RALLYPOINT_GENERATION"]) * 7919 + SEED)
+fails, step = dice.random() < 1 / 3, dice.randrange(3)
+for number in range(3):
+    worker.progress(number)
+    if fails and number == step and os.environ["RANK"] == "2":
+        raise ValueError(f"not a number in step {number}")
+"""
 
 
 def world_sizes(node: Any) -> list[int]:
@@ -71,6 +83,21 @@ def test_p15_what_may_pass_is_tried_again(start_rallyrun: Any, script: Any, tmp_
     nodes = [start("--max-restarts", "3", nnodes="2", env=env) for start in (job.start_host, job.start)]
     assert [node.wait() for node in nodes] == [0, 0]
     assert [world_sizes(node) for node in nodes] == [[2, 2, 2], [2, 2, 2]]
+
+
+@pytest.mark.parametrize("seed", [13, 10])  # it fails once, and three times in a row
+def test_p15_a_rank_that_fails_one_time_in_three_does_not_keep_the_job_from_its_end(
+    start_rallyrun: Any, script: Any, tmp_path: Path, free_port: Callable[[], int], seed: int
+):
+    """P15: the same error at the same place, but of one rank only, which has made progress: it is tried again."""
+    job = Job(start_rallyrun, script(ONE_IN_THREE.replace("SEED", str(seed)), "train.py"), tmp_path, free_port())
+    flags = ("--max-restarts", "9")
+    nodes = [start(*flags, nnodes="2", conf="restart_backoff=0") for start in (job.start_host, job.start)]
+    assert [node.wait() for node in nodes] == [0, 0]
+    assert len(world_sizes(nodes[0])) > 1, nodes[0].stderr
+    for node in nodes:
+        assert "ValueError: not a number in step" in nodes[0].stderr
+        assert "no restart can help" not in node.stderr
 
 
 def test_p15_a_worker_ends_the_job_for_good(job: Job):
