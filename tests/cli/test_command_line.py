@@ -36,7 +36,7 @@ OWN_DEFAULTS = {
     "dry_run": False,
     "scheduler": "auto",
     "hosts": "", "hostfile": "", "ssh_command": "", "ssh_python": "", "ssh_env": [], "ssh_timeout": 3.5,
-    "log_format": "text",
+    "log_format": "text", "requeue": False,
 }  # fmt: skip
 
 

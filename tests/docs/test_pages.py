@@ -61,7 +61,7 @@ def test_flags_that_the_pages_name_exist() -> None:
     not_ours = {"--strict", "--lr", "--n", "--nproc", "--pdeathsig", "--unix-socket", "--verbose"}
     not_ours |= {"--enable-grpc-gateway", "--auto-compaction-retention"}  # etcd's
     not_ours |= {"--cpus-per-task", "--gpus-per-node", "--kill-on-bad-exit", "--no-kill", "--no-requeue"}  # Slurm's
-    not_ours |= {"--nodes", "--ntasks-per-node", "--requeue", "--signal"}
+    not_ours |= {"--nodes", "--ntasks-per-node", "--signal"}
     not_ours |= {"--map-by", "--tasks-per-node"}  # Open MPI's and Flux's
     for page in (ROOT / "README.md", *DOCS.glob("*.md")):
         named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", page.read_text()))

@@ -245,6 +245,8 @@ OPTIONS: tuple[Option, ...] = (
     Option("--drain-file", "str", None, ENDS, "A file that gives notice when it appears.", "FILE"),
     Option("--drain-forward", "str", "", ENDS,
            "A signal for the workers when a node of the job has notice, such as USR1.", "NAME"),
+    Option("--requeue", "flag", False, ENDS,
+           "Slurm: once all workers have saved after a notice, and the job is over, have it queued again (`scontrol requeue`)."),
     Option("--pass-exit-code", "flag", False, ENDS,
            "If the job fails, exit with the code of the worker that failed first (128 + n if signal n killed it)."),
     Option("--module", "flag", False, PROGRAM, "Run the script as a module, like `python -m`.", short="-m"),

@@ -25,7 +25,7 @@ from rallypoint.ssh.rules import Host
 __all__ = ["describe", "plan", "run_on_hosts"]
 
 _OWN = (*rules.FLAGS, "scheduler", "secret_file", "nnodes", "dry_run")
-_OF_ONE_NODE = ("standalone", "node_rank", "master_addr", "master_port", "local_addr")
+_OF_ONE_NODE = ("standalone", "requeue", "node_rank", "master_addr", "master_port", "local_addr")
 _MOST_CHARS = 1 << 24
 
 

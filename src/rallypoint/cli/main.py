@@ -49,12 +49,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _launch(argv: Sequence[str] | None) -> int:
-    args = SimpleNamespace(pass_exit_code=False, from_environment=frozenset())
+    args = SimpleNamespace(pass_exit_code=False, requeue=False, from_environment=frozenset())
     before = _story()
     try:
         args = parse_args(argv)
         if not args.training_script:
             return _answer(args)
+        if args.requeue:
+            from rallypoint.cli import requeue
+
+            requeue.check(command_line.source(args, "requeue"), environment.own)
         is_json = args.log_format == defaults.LOG_FORMAT_JSON
         if is_json:
             _set_sink(is_json)
@@ -66,6 +70,10 @@ def _launch(argv: Sequence[str] | None) -> int:
             run(args)
     except (Exception, KeyboardInterrupt) as error:  # the process ends here, whatever it was
         code = _explain(error, args)
+        if code == ExitCode.PREEMPTED and args.requeue:
+            from rallypoint.cli import requeue
+
+            requeue.requeue(error, environment.own)
         if code != ExitCode.USAGE and not isinstance(error, _ON_PURPOSE):
             _point_to(_story(), before)
         return code

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from rallypoint.errors import UsageError
 from rallypoint.schedulers.found import Found, ReadFile, a_number, endpoint_of, too_many
 
-__all__ = ["expand", "read", "tasks_per_node"]
+__all__ = ["JOB", "expand", "is_first_task", "job_of", "nodes_of_step", "read", "tasks_per_node"]
 
 MOST_NODES = 100_000
 _RANGE = re.compile(r"(\d+)(?:-(\d+)(?:/(\d+))?)?")
@@ -20,6 +20,7 @@ JOB, STEP, RESTARTS = "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"
 FIRST_COMPONENT = "SLURM_JOB_ID_HET_GROUP_0"  # of a heterogeneous job, whose components have numbers of their own
 STEP_NODES, STEP_LIST, STEP_TASKS = "SLURM_STEP_NUM_NODES", "SLURM_STEP_NODELIST", "SLURM_STEP_TASKS_PER_NODE"
 JOB_NODES = "SLURM_JOB_NUM_NODES"
+TASK = "SLURM_PROCID"
 GPUS, VISIBLE = "SLURM_GPUS_ON_NODE", "CUDA_VISIBLE_DEVICES"
 
 
@@ -55,9 +56,22 @@ def _hosts(text: str) -> list[str]:
 
 def _key(environ: Mapping[str, str]) -> str | None:
     """What tells this step from all others, on all of its nodes alike."""
-    job = environ.get(FIRST_COMPONENT) or environ.get(JOB)
-    step = environ.get(STEP)
+    job, step = job_of(environ), environ.get(STEP)
     return ".".join(filter(None, [job, step])) if job else None
+
+
+def job_of(environ: Mapping[str, str]) -> str:
+    """The number of the job, by which Slurm's commands know it; empty outside of one."""
+    return environ.get(FIRST_COMPONENT) or environ.get(JOB) or ""
+
+
+def nodes_of_step(environ: Mapping[str, str]) -> int:
+    """On how many nodes launchers were started as one; outside of a step it is this one alone."""
+    return (a_number(environ, STEP_NODES, least=1) or 1) if environ.get(STEP_LIST) else 1
+
+
+def is_first_task(environ: Mapping[str, str]) -> bool:
+    return not a_number(environ, TASK)
 
 
 def _run_id(environ: Mapping[str, str], key: str) -> str:

@@ -97,8 +97,13 @@ class Slurm:
         return path.read_text() if path.exists() else ""
 
     def state(self, job: str) -> str:
-        fields = dict(piece.split("=", 1) for piece in self.run("scontrol", "show", "job", job)[1].split() if "=" in piece)
-        return fields.get("JobState", "")
+        return self._fields(job).get("JobState", "")
+
+    def restarts(self, job: str) -> int:
+        return int(self._fields(job).get("Restarts", 0))
+
+    def _fields(self, job: str) -> dict[str, str]:
+        return dict(piece.split("=", 1) for piece in self.run("scontrol", "show", "job", job)[1].split() if "=" in piece)
 
     def end_jobs(self, wait_until: Callable[..., Any]) -> None:
         """Of what runs under them, nothing writes to the folder any more then."""
