@@ -119,6 +119,13 @@ class UsageError(RallypointError, ValueError, AssertionError):
 
     It is also what code written for torch catches there: now a ValueError, now an AssertionError. Where the text begins with the
     name of a field, `field` is that name: whoever gave the value by another name, as a flag, can be told that one.
+
+    >>> from rallypoint import LaunchConfig, UsageError
+    >>> try:
+    ...     LaunchConfig(min_nodes=2, max_nodes=1, nproc_per_node=1)
+    ... except UsageError as error:
+    ...     print("max_nodes" in str(error))
+    True
     """
 
     field = ""
@@ -192,7 +199,12 @@ class HostsError(RallypointError):
 
 
 class JobFailedError(RallypointError):
-    """The job failed; none of the workers of this node was the cause. `lines` say who was, the same on every node."""
+    """The job failed; none of the workers of this node was the cause. `lines` say who was, the same on every node.
+
+    >>> from rallypoint import JobFailedError
+    >>> str(JobFailedError("rank 3 failed", ["rank 3 raised ValueError"], cause_exitcode=1))
+    'the job has failed: rank 3 failed'
+    """
 
     def __init__(
         self,
@@ -215,7 +227,13 @@ class JobFailedError(RallypointError):
 
 
 class SignalException(Exception):
-    """A signal asked the launcher to stop; raised from the agent's loop, never from a signal handler."""
+    """A signal asked the launcher to stop; raised from the agent's loop, never from a signal handler.
+
+    >>> import signal
+    >>> from rallypoint import SignalException
+    >>> SignalException("asked to stop", signal.SIGTERM).sigval.name
+    'SIGTERM'
+    """
 
     _render_traceback_ = plainly_told
 

@@ -22,7 +22,8 @@ source_suffix = {".md": "markdown"}
 myst_heading_anchors = 4  # named as GitHub names them
 myst_links_external_new_tab = False
 templates_path = ["templates"]
-copybutton_prompt_text = "$ "
+copybutton_prompt_text = r">>> |\.\.\. |\$ "
+copybutton_prompt_is_regexp = True
 pygments_style = "friendly"
 pygments_dark_style = "monokai"
 

@@ -174,6 +174,11 @@ class LaunchConfig(Record):
     web: whether there is a web page of the job at that port, or at a free one; its address, with a token, is told at the start.
 
     Those on restarts may stand in rdzv_configs instead; either way they end up in both.
+
+    >>> from rallypoint import LaunchConfig
+    >>> config = LaunchConfig(min_nodes=2, max_nodes=4, nproc_per_node=8, rdzv_backend="c10d", rdzv_endpoint="node0:29400")
+    >>> LaunchConfig.standalone(2, max_restarts=1).max_nodes
+    1
     """
 
     min_nodes: int = field(check=_whole(1))

@@ -56,6 +56,10 @@ class elastic_launch:  # the name is part of the contract
     """A function or program that, when called, runs on all workers: ``elastic_launch(config, fn)(*args)``.
 
     The call returns what each worker of this node returned, by global rank.
+
+    >>> from rallypoint import LaunchConfig, elastic_launch
+    >>> elastic_launch(LaunchConfig.standalone(2), abs)(-7)
+    {0: 7, 1: 7}
     """
 
     def __init__(self, config: LaunchConfig, entrypoint: Entrypoint, health_check_server: Any = None) -> None:
@@ -72,6 +76,10 @@ def launch(fn: Entrypoint, nproc: int | str, args: Sequence[Any] = (), **fields:
 
     `fn` may also be the name of a program. `nproc` is a number, or one of the words of ``--nproc-per-node`` such as "gpu". Every
     other field of `LaunchConfig` may be given by name. Raises `ChildFailedError` when a worker fails, and the others are stopped.
+
+    >>> import rallypoint
+    >>> rallypoint.launch(abs, nproc=2, args=(-7,))
+    [7, 7]
     """
     config = LaunchConfig.standalone(count_workers("nproc", nproc), **fields)
     results = launch_agent(config, fn, list(args))
@@ -94,7 +102,12 @@ class Results(list["Any"]):
 def launch_agent(
     config: LaunchConfig, entrypoint: Entrypoint, args: list[Any], health_check_server: Any = None
 ) -> dict[int, Any]:
-    """Run one agent to its end. A signal leaves the rendezvous open, so that the job can go on elsewhere; all else closes it."""
+    """Run one agent to its end. A signal leaves the rendezvous open, so that the job can go on elsewhere; all else closes it.
+
+    >>> from rallypoint import LaunchConfig, launch_agent
+    >>> launch_agent(LaunchConfig.standalone(1), abs, [-7])
+    {0: 7}
+    """
     with outbox.on_duty(), _seen_in_notebook(config.nproc_per_node):
         return _launch_agent(config, entrypoint, args, health_check_server)
 

@@ -75,7 +75,15 @@ PROVISIONS = (
 
 
 class LocalElasticAgent(SimpleElasticAgent):
-    """Starts `spec.local_world_size` workers on this machine, and starts or stops them as one."""
+    """Starts `spec.local_world_size` workers on this machine, and starts or stops them as one.
+
+    >>> from rallypoint import DefaultLogsSpecs, LocalElasticAgent, WorkerSpec
+    >>> from rallypoint.rendezvous import RendezvousParameters, get_rendezvous_handler
+    >>> handler = get_rendezvous_handler(RendezvousParameters("c10d", "localhost:0", "my-job", 1, 1))
+    >>> agent = LocalElasticAgent(WorkerSpec("trainer", 2, handler, entrypoint=abs, args=(-7,)), DefaultLogsSpecs())
+    >>> agent.run().return_values
+    {0: 7, 1: 7}
+    """
 
     def __init__(
         self,

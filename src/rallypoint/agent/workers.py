@@ -64,7 +64,14 @@ class _RoleInstanceInfo:
 
 
 class WorkerSpec(Record):
-    """What the workers of one role on this node run, and how they are looked after."""
+    """What the workers of one role on this node run, and how they are looked after.
+
+    >>> from rallypoint import WorkerSpec
+    >>> from rallypoint.rendezvous import RendezvousParameters, get_rendezvous_handler
+    >>> handler = get_rendezvous_handler(RendezvousParameters("c10d", "localhost:0", "my-job", 1, 1))
+    >>> WorkerSpec("trainer", 2, handler, entrypoint="/opt/train.py").get_entrypoint_name()
+    'train.py'
+    """
 
     role: str
     local_world_size: int
@@ -116,7 +123,12 @@ def _get_entrypoint_name(entrypoint: Callable[..., Any] | str | None, args: Sequ
 
 
 class Worker:
-    """One worker; its id is whatever the agent knows it by, for a local agent its process id."""
+    """One worker; its id is whatever the agent knows it by, for a local agent its process id.
+
+    >>> from rallypoint import Worker
+    >>> Worker(local_rank=1, global_rank=5, world_size=8).global_rank
+    5
+    """
 
     __slots__ = ["global_rank", "id", "local_rank", "role_rank", "role_world_size", "world_size"]
 
@@ -149,7 +161,12 @@ def workers_of(ranks: Sequence[WorkerRanks]) -> list[Worker]:
 
 
 class WorkerState(str, Enum):
-    """The state of a group of workers, which changes as a whole."""
+    """The state of a group of workers, which changes as a whole.
+
+    >>> from rallypoint import WorkerState
+    >>> WorkerState.is_running(WorkerState.HEALTHY)
+    True
+    """
 
     UNKNOWN = "UNKNOWN"  # the agent has lost track of them; nothing can be done about it
     INIT = "INIT"  # not yet started
@@ -181,7 +198,12 @@ class WorkerGroup:
 
 
 class RunResult(Record):
-    """How the workers of this node ended, by global rank: all succeeded, or the failures of those that did not."""
+    """How the workers of this node ended, by global rank: all succeeded, or the failures of those that did not.
+
+    >>> from rallypoint import RunResult, WorkerState
+    >>> RunResult(WorkerState.SUCCEEDED, {0: "done"}).is_failed()
+    False
+    """
 
     state: WorkerState
     return_values: dict[int, Any] = field(factory=dict)

@@ -149,4 +149,3 @@ def _secret(args: SimpleNamespace, environ: Mapping[str, str], is_needed: bool) 
         return os.fsdecode(found)
     is_elsewhere = "secret_file" in parse_settings(args.rdzv_conf) or environ.get(defaults.ENV_CONF)
     return "" if is_elsewhere or not is_needed else os.urandom(32).hex()
-

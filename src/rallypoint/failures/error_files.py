@@ -38,7 +38,19 @@ _CALLERS = (__name__, "rallypoint.processes.function_worker")  # of the user's f
 
 
 class ErrorHandler:
-    """Records what ended this process. Subclasses override what they know more about."""
+    """Records what ended this process. Subclasses override what they know more about.
+
+    >>> from rallypoint import ErrorHandler, record
+    >>> class Pages(ErrorHandler):
+    ...     def record_exception(self, e):
+    ...         print("page somebody:", e)
+    ...         super().record_exception(e)
+    >>> def main():
+    ...     raise ValueError("no such data set")
+    >>> record(main, Pages())()
+    Traceback (most recent call last):
+    ValueError: no such data set
+    """
 
     _fn_name: str | None = None
 
@@ -109,7 +121,11 @@ class ErrorHandler:
 
 
 def get_error_handler() -> ErrorHandler:
-    """The handler that `record` uses where it is given none."""
+    """The handler that `record` uses where it is given none.
+
+    >>> from rallypoint.failures import get_error_handler
+    >>> get_error_handler().initialize()
+    """
     return ErrorHandler()
 
 
@@ -118,6 +134,13 @@ def record(fn: Callable[_P, _R], error_handler: ErrorHandler | None = None) -> C
 
     The launcher shows the same for programs without it; what this adds is the whole message and stack, however long stderr is.
     ``sys.exit(0)`` inside `fn` becomes a normal return, so that a script run by path can be followed by more work.
+
+    >>> from rallypoint import record
+    >>> @record
+    ... def main():
+    ...     return "trained"
+    >>> main()
+    'trained'
     """
     handler = error_handler or get_error_handler()
 

@@ -80,7 +80,12 @@ _ADVICE_BY_EXIT_CODE = {
 
 
 class ProcessFailure(Record):
-    """One worker that failed. `message` says why in its own words; `error_file` is NOT_AVAILABLE if it left no readable one."""
+    """One worker that failed. `message` says why in its own words; `error_file` is NOT_AVAILABLE if it left no readable one.
+
+    >>> from rallypoint import ProcessFailure
+    >>> ProcessFailure(local_rank=0, pid=4711, exitcode=-9, error_file="").signal_name()
+    'SIGKILL'
+    """
 
     local_rank: int
     pid: int
@@ -217,6 +222,14 @@ class ChildFailedError(Exception):
     """Workers failed and no restart was left. As text it is a summary that a person can act on, first cause first.
 
     `failures` maps global ranks to what is known of them.
+
+    >>> from rallypoint import ChildFailedError, launch
+    >>> try:
+    ...     launch("false", nproc=1)
+    ... except ChildFailedError as error:
+    ...     rank, failure = error.get_first_failure()
+    ...     print(f"rank {rank} ended with {failure.exitcode}")
+    rank 0 ended with 1
     """
 
     _render_traceback_ = plainly_told

@@ -175,7 +175,12 @@ def create_healthcheck_server(
     board: StatusBoard | None = None,
     address: str = "127.0.0.1",
 ) -> HealthCheckServer:
-    """A health server that is still to be started."""
+    """A health server that is still to be started.
+
+    >>> import time
+    >>> from rallypoint.health import create_healthcheck_server
+    >>> server = create_healthcheck_server(alive_callback=lambda: int(time.time()), port=0, timeout=60)
+    """
     return HealthCheckServer(alive_callback, port, timeout, board=board, address=address)
 
 

@@ -43,7 +43,12 @@ file_clerk = Deputy()  # does for all of this process what has to be done with f
 
 
 class Std(IntFlag):
-    """Which of a worker's two output streams are meant."""
+    """Which of a worker's two output streams are meant.
+
+    >>> from rallypoint import Std
+    >>> Std.from_str("0:1,10:3") == {0: Std.OUT, 10: Std.ALL}
+    True
+    """
 
     NONE = 0
     OUT = 1
@@ -136,7 +141,12 @@ def open_log(folder: LogFolder | None, path: str, flags: int, mode: int = 0o666)
 
 
 class LogsDest(Record):
-    """Where each local rank's streams go: a path, or ``""`` for the launcher's own stream. ``tee_*`` hold only tee'd ranks."""
+    """Where each local rank's streams go: a path, or ``""`` for the launcher's own stream. ``tee_*`` hold only tee'd ranks.
+
+    >>> from rallypoint import LogsDest
+    >>> LogsDest(stdouts={0: "logs/0.out", 1: ""}).stdouts[0]
+    'logs/0.out'
+    """
 
     stdouts: dict[int, str] = field(factory=dict)
     stderrs: dict[int, str] = field(factory=dict)
@@ -176,7 +186,11 @@ class LogsSpecs(ABC):
 
 
 class DefaultLogsSpecs(LogsSpecs):
-    """The layout that the module's docstring shows. ``/dev/null`` as the log folder keeps no file at all."""
+    """The layout that the module's docstring shows. ``/dev/null`` as the log folder keeps no file at all.
+
+    >>> from rallypoint import DefaultLogsSpecs, LaunchConfig, Std
+    >>> config = LaunchConfig.standalone(2, logs_specs=DefaultLogsSpecs(log_dir="logs", redirects=Std.ALL, tee={0: Std.OUT}))
+    """
 
     def __init__(
         self,

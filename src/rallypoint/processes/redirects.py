@@ -33,7 +33,15 @@ def get_libc() -> ctypes.CDLL | None:
 
 @contextmanager
 def redirect(std: str, to_file: str) -> Iterator[None]:
-    """Send `std`, ``"stdout"`` or ``"stderr"``, to a new file for the time of the block."""
+    """Send `std`, ``"stdout"`` or ``"stderr"``, to a new file for the time of the block.
+
+    >>> import os
+    >>> from rallypoint.processes import redirect
+    >>> with redirect("stderr", "noise.log"):
+    ...     _ = os.system("echo what a library prints >&2")
+    >>> open("noise.log").read()
+    'what a library prints\\n'
+    """
     if std not in _STREAMS:
         raise ValueError(f"unknown standard stream <{std}>, must be one of {set(_STREAMS)}")
     fds = {_STREAMS[std], getattr(sys, std).fileno()}  # a test runner or a notebook gives Python's stream another one

@@ -75,6 +75,12 @@ def start_processes(
     modules imported, where that can be (`processes.keeper`); a `learner` is told what the first of them imports. `kept_files` are
     ours, by local rank: those workers have them too. With `standby` they are processes that have waited for this. If it takes
     long, `on_long_wait` is called.
+
+    >>> from rallypoint import DefaultLogsSpecs, start_processes
+    >>> group = start_processes("trainer", abs, {0: (-7,), 1: (-8,)}, {0: {}, 1: {}}, DefaultLogsSpecs(log_dir="logs"))
+    >>> group.wait().return_values
+    {0: 7, 1: 8}
+    >>> group.close()
     """
     rest = (log_line_prefixes, numa_options, duplicate_stdout_filters, duplicate_stderr_filters)
     context = _make_context(name, entrypoint, args, envs, logs_specs, start_method, *rest)

@@ -76,6 +76,11 @@ class TailLog:
     """Follows one file for each local rank, each on a thread of its own, and shows all of them at `dst`.
 
     Before each line stands the prefix of its rank, or ``[<name><rank>]:``.
+
+    >>> import sys
+    >>> from rallypoint.processes import TailLog
+    >>> tail = TailLog("trainer", {0: "rank0.log", 1: "rank1.log"}, sys.stdout).start()
+    >>> tail.stop()
     """
 
     def __init__(

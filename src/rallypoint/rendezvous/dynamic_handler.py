@@ -82,7 +82,13 @@ class RendezvousBackend(ABC):
 
 
 class RendezvousTimeout:
-    """How long things may take; each must be longer than nothing."""
+    """How long things may take; each must be longer than nothing.
+
+    >>> from datetime import timedelta
+    >>> from rallypoint.rendezvous import RendezvousTimeout
+    >>> RendezvousTimeout(join=timedelta(minutes=10)).join
+    datetime.timedelta(seconds=600)
+    """
 
     _DEFAULT_TIMEOUTS: ClassVar[dict[str, timedelta]] = {
         "join": timedelta(seconds=defaults.JOIN_TIMEOUT_S),

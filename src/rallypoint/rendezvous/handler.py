@@ -48,7 +48,13 @@ __all__ = [
 
 
 class RendezvousStoreInfo(Record):
-    """Where the workers find their own store: the address and port that rank 0 opens."""
+    """Where the workers find their own store: the address and port that rank 0 opens.
+
+    >>> from rallypoint import HashStore
+    >>> from rallypoint.rendezvous import RendezvousStoreInfo
+    >>> RendezvousStoreInfo.build(0, HashStore(), local_addr="n1", server_port=29500)
+    RendezvousStoreInfo(master_addr='n1', master_port=29500)
+    """
 
     MASTER_ADDR_KEY: ClassVar[str] = "MASTER_ADDR"
     MASTER_PORT_KEY: ClassVar[str] = "MASTER_PORT"
@@ -69,7 +75,14 @@ class RendezvousStoreInfo(Record):
 
 
 class RendezvousInfo:
-    """What a node learns at a rendezvous."""
+    """What a node learns at a rendezvous.
+
+    >>> from rallypoint import HashStore
+    >>> from rallypoint.rendezvous import RendezvousInfo, RendezvousStoreInfo
+    >>> place = RendezvousInfo(HashStore(), 1, 4, RendezvousStoreInfo("n1", 29500))
+    >>> place.rank, place.world_size
+    (1, 4)
+    """
 
     def __init__(self, store: Any, rank: int, world_size: int, bootstrap_store_info: RendezvousStoreInfo) -> None:
         self._store = store
@@ -154,7 +167,13 @@ class WakingHandler(RendezvousHandler):
 
 
 class RendezvousParameters:
-    """What a back end is made from; `kwargs` are its own settings, those of ``--rdzv-conf``."""
+    """What a back end is made from; `kwargs` are its own settings, those of ``--rdzv-conf``.
+
+    >>> from rallypoint.rendezvous import RendezvousParameters
+    >>> params = RendezvousParameters("c10d", "node0:29400", "my-job", 2, 4, join_timeout="600", is_host="yes")
+    >>> params.get_as_int("join_timeout"), params.get_as_bool("is_host")
+    (600, True)
+    """
 
     def __init__(
         self,
@@ -209,7 +228,14 @@ RendezvousHandlerCreator = Callable[[RendezvousParameters], RendezvousHandler]
 
 
 class RendezvousHandlerRegistry:
-    """Which creator stands behind which back end's name; the one of this process knows those that nobody has registered too."""
+    """Which creator stands behind which back end's name; the one of this process knows those that nobody has registered too.
+
+    >>> from rallypoint.rendezvous import RendezvousHandlerRegistry
+    >>> registry = RendezvousHandlerRegistry()
+    >>> registry.register("ours", lambda params: ...)
+    >>> registry.names()
+    ['ours']
+    """
 
     def __init__(self) -> None:
         self._registry: dict[str, RendezvousHandlerCreator] = {}

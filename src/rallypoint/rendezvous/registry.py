@@ -57,7 +57,13 @@ BUILT_IN: dict[str, RendezvousHandlerCreator] = {
 
 
 def get_rendezvous_handler(params: RendezvousParameters) -> RendezvousHandler:
-    """The handler for `params.backend`."""
+    """The handler for `params.backend`.
+
+    >>> from rallypoint.rendezvous import RendezvousParameters, get_rendezvous_handler
+    >>> handler = get_rendezvous_handler(RendezvousParameters("c10d", "localhost:0", "my-job", 1, 1))
+    >>> handler.get_run_id()
+    'my-job'
+    """
     return rendezvous_handler_registry.create_handler(params)
 
 

@@ -58,7 +58,6 @@ class Job(Value):
     tell: Tell
 
 
-
 class _Far:
     """One ssh, and what is known of the other side."""
 

@@ -37,6 +37,13 @@ def get_all(store: StoreLike, rank: int, prefix: str, world_size: int) -> list[b
     """The values of ``<prefix>0`` to ``<prefix><world_size - 1>``; rank 0 stays until all have read them.
 
     Rank 0 may be the host of the store, which must not go while others are reading.
+
+    >>> from rallypoint import HashStore
+    >>> from rallypoint.store import get_all
+    >>> store = HashStore()
+    >>> store.set("host0", "n1")
+    >>> get_all(store, rank=0, prefix="host", world_size=1)
+    [b'n1']
     """
     values = store.multi_get([f"{prefix}{member}" for member in range(world_size)])
     all_have_read = check_in(store, f"{prefix}/finished", world_size)
@@ -53,7 +60,13 @@ def synchronize(
     key_prefix: str,
     timeout: float = defaults.BARRIER_TIMEOUT_S,
 ) -> list[bytes]:
-    """Give `data` to all, and get everybody's, ordered by rank."""
+    """Give `data` to all, and get everybody's, ordered by rank.
+
+    >>> from rallypoint import HashStore
+    >>> from rallypoint.store import synchronize
+    >>> synchronize(HashStore(), "n1", rank=0, world_size=1, key_prefix="hosts/")
+    [b'n1']
+    """
     with store_timeout(store, timeout):
         store.set(f"{key_prefix}{rank}", data)
         return get_all(store, rank, key_prefix, world_size)
@@ -72,6 +85,10 @@ def barrier(
 
     If that takes longer than `barrier_timeout`, the error says how many came and, where members gave their `rank`, which did
     not: as numbers, or as `rank_tracing_decoder` names them. Finding out takes at most about `trace_timeout` seconds.
+
+    >>> from rallypoint import HashStore
+    >>> from rallypoint.store import barrier
+    >>> barrier(HashStore(), world_size=1, key_prefix="start", rank=0)
     """
     if rank is None and rank_tracing_decoder is not None:
         raise ValueError("barrier: rank_tracing_decoder was given without rank, and cannot name anybody")

@@ -277,6 +277,12 @@ class FileStore(Store):
 
     A user is a store that was opened, with its clones; a process that was forked off may use it and is not counted. It leaves
     when nobody refers to it any more, or when the process ends in an orderly way.
+
+    >>> from rallypoint import FileStore
+    >>> store = FileStore("rendezvous", world_size=1)
+    >>> store.set("port", "29500")
+    >>> store.get("port")
+    b'29500'
     """
 
     def __init__(self, file_name: str | os.PathLike[str], world_size: int = -1) -> None:

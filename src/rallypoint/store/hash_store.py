@@ -20,7 +20,16 @@ __all__ = ["HashStore", "count_on"]
 
 
 class HashStore(Store):
-    """Keys and values in memory, for the threads of one process."""
+    """Keys and values in memory, for the threads of one process.
+
+    >>> from rallypoint import HashStore
+    >>> store = HashStore()
+    >>> store.set("loss", "0.5")
+    >>> store.get("loss")
+    b'0.5'
+    >>> store.add("epoch", 2)
+    2
+    """
 
     def __init__(self) -> None:
         self._values = Values()

@@ -37,7 +37,17 @@ class StoreError(RallypointError, RuntimeError):
 
 
 class StoreTimeoutError(StoreError, TimeoutError):
-    """A key was waited for in vain."""
+    """A key was waited for in vain.
+
+    >>> from rallypoint import HashStore, StoreTimeoutError
+    >>> store = HashStore()
+    >>> store.set_timeout(0.01)
+    >>> try:
+    ...     store.get("nothing")
+    ... except StoreTimeoutError as error:
+    ...     print(error)
+    waited 0.01 s for 'nothing' in vain
+    """
 
     @classmethod
     def of_keys(cls, keys: Sequence[str], missing: Sequence[str], timeout_s: float) -> StoreTimeoutError:
@@ -51,7 +61,15 @@ class StoreNetworkError(StoreError):
 
 
 class QueueEmptyError(StoreError):
-    """There was nothing in the queue, and the caller did not want to wait."""
+    """There was nothing in the queue, and the caller did not want to wait.
+
+    >>> from rallypoint import HashStore, QueueEmptyError
+    >>> try:
+    ...     HashStore().queue_pop("work", block=False)
+    ... except QueueEmptyError:
+    ...     print("nothing to do")
+    nothing to do
+    """
 
 
 class StoreLike(Protocol):

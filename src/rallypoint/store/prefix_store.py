@@ -18,7 +18,14 @@ __all__ = ["PrefixStore"]
 
 
 class PrefixStore(Store):
-    """The keys ``<prefix>/<key>`` of another store; the timeout is that store's too."""
+    """The keys ``<prefix>/<key>`` of another store; the timeout is that store's too.
+
+    >>> from rallypoint import HashStore, PrefixStore
+    >>> whole = HashStore()
+    >>> PrefixStore("generation-2", whole).set("ready", "1")
+    >>> whole.get("generation-2/ready")
+    b'1'
+    """
 
     def __init__(self, prefix: str, store: Any) -> None:
         self._prefix = prefix

@@ -374,6 +374,13 @@ class TCPStore(Store):
 
     With a `world_size`, the master's construction waits until so many stores, its own among them, are connected. Masters in one
     process that are all `multi_tenant` share one server where they name the same port. `use_libuv` has no effect.
+
+    >>> from rallypoint import TCPStore
+    >>> store = TCPStore("localhost", 0, world_size=1, is_master=True)  # at a free port
+    >>> other = TCPStore("localhost", store.port)
+    >>> other.set("ready", "1")
+    >>> store.get("ready")
+    b'1'
     """
 
     def __init__(

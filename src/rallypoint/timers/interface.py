@@ -39,7 +39,12 @@ def log_debug_info_for_expired_timers(run_id: str, expired_timers: dict[int, lis
 
 
 class TimerRequest:
-    """A worker's wish: a timer in this scope that expires at this time of the wall clock; a negative time means none any more."""
+    """A worker's wish: a timer in this scope that expires at this time of the wall clock; a negative time means none any more.
+
+    >>> from rallypoint.timers import TimerRequest
+    >>> TimerRequest(worker_id=3, scope_id="checkpoint", expiration_time=1_800_000_000.0).scope_id
+    'checkpoint'
+    """
 
     __slots__ = ("expiration_time", "scope_id", "worker_id")
     __hash__ = None  # type: ignore[assignment]
@@ -206,13 +211,31 @@ _client: TimerClient | None = None
 
 
 def configure(timer_client: TimerClient) -> None:
-    """Let `expires` use this client where it is given none."""
+    """Let `expires` use this client where it is given none.
+
+    >>> from rallypoint.timers import FileTimerClient, configure
+    >>> configure(FileTimerClient("/run/my-job.timers"))
+    """
     global _client
     _client = timer_client
 
 
 def expires(after: float, scope: str | None = None, client: TimerClient | None = None) -> _GeneratorContextManager[None]:
-    """A block, or as a decorator a function, that may take `after` seconds; a scope without a name is named by its line."""
+    """A block, or as a decorator a function, that may take `after` seconds; a scope without a name is named by its line.
+
+    >>> from rallypoint.timers import TimerClient, configure, expires
+    >>> class Says(TimerClient):
+    ...     def acquire(self, scope_id, expiration_time):
+    ...         print("may take a while:", scope_id)
+    ...     def release(self, scope_id):
+    ...         print("done:", scope_id)
+    >>> configure(Says())
+    >>> with expires(after=60, scope="checkpoint"):
+    ...     print("saves")
+    may take a while: checkpoint
+    saves
+    done: checkpoint
+    """
     if scope is None:
         caller = sys._getframe(1)
         scope = f"{caller.f_code.co_filename}#{caller.f_lineno}"
