@@ -46,13 +46,15 @@ def test_f29_srun_needs_no_flags(slurm: Slurm):
 def test_jobs_side_by_side_and_an_array_meet_each_its_own(slurm: Slurm, wait_until: Any):
     """Two jobs at once on the same nodes, and an array of eight: ports and run IDs are those of the job."""
     script = f"srun rallyrun --nproc-per-node 1 {slurm.worker}"
-    jobs = [slurm.batch(script, f"-N{NODES}", "-n", NODES) for _ in range(2)]
+    jobs = [slurm.batch(f"{script} {slurm.folder}/over", f"-N{NODES}", "-n", NODES) for _ in range(2)]
     array = slurm.batch(script, "-N2", "-n2", "--array=1-8", "--output", slurm.folder / "out.%A.%a")
     names = [*jobs, *(f"{array}.{index}" for index in range(1, 9))]
     sizes = [NODES] * 2 + [2] * 8
     wait_until(lambda: all(len(worlds(slurm.out(name))) == size for name, size in zip(names, sizes, strict=True)), 100)
     for name, size in zip(names, sizes, strict=True):
         assert worlds(slurm.out(name)) == [(rank, size, rank) for rank in range(size)], slurm.out(name)
+    assert [slurm.state(job) for job in jobs] == ["RUNNING"] * 2
+    (slurm.folder / "over").touch()
     wait_until(lambda: slurm.run("squeue", "-h")[1] == "")
     endpoints = {re.findall(r"meeting at (\S+)", slurm.out(name))[0] for name in names}
     assert len(endpoints) == len(names)
