@@ -21,7 +21,7 @@ from xml.sax.saxutils import escape
 __all__ = ["Line", "Scene", "drawing", "main", "scenes_of"]
 
 PAUSE_S = 4.5  # to read a scene before the next one begins
-COLUMNS = 78  # of a line's text; what is longer is wrapped
+COLUMNS = 64  # of a line's text; what is longer is wrapped
 FONT, LEADING, MARGIN = 14, 20, 22
 TEXT_AT = MARGIN + 74
 WIDTH = TEXT_AT + int(COLUMNS * FONT * 0.61) + MARGIN
