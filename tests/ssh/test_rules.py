@@ -168,7 +168,7 @@ def planned(*words: str, **environ: str) -> tuple[list[str], dict[str, str]]:
 def test_what_an_agent_is_told():
     arguments, variables = planned("--hosts=a:8,b:4", "--max-restarts=3", "--notify=x,,y", "--module", RALLYPOINT_SECRET="s" * 32)
     again = command_line.parse(arguments, {})
-    assert (again.nnodes, again.nproc_per_node, again.max_restarts, again.notify) == ("2", "4", 3, ["x,y"])
+    assert (again.nnodes, again.nproc_per_node, again.max_restarts, again.notify) == ("2:2", "4", 3, ["x,y"])
     assert (again.rdzv_backend, again.rdzv_endpoint, again.module) == ("c10d", "10.0.0.1:20001", True)
     assert (again.training_script, again.training_script_args) == ("train.py", ["--lr", "3"])
     assert variables["RALLYPOINT_SECRET"] == "s" * 32
@@ -195,6 +195,13 @@ def test_what_the_user_gives_wins():
     again = command_line.parse(arguments, {})
     assert (again.nnodes, again.rdzv_endpoint, again.rdzv_id, again.nproc_per_node) == ("1:2", "head:99", "mine", "2")
     assert "RALLYPOINT_IS_HOST" not in variables
+
+
+@pytest.mark.parametrize(("nnodes", "told"), [("2:3", "2:2"), ("1:3", "1:2"), ("2:4", "2:3"), ("1", "1:1")])
+def test_nobody_waits_for_a_host_that_cannot_take_part(nnodes: str, told: str):
+    job = plan(command_line.parse(["--hosts=a,b,c", f"--nnodes={nnodes}", "train.py"], {}), {})
+    arguments, _ = job.tell(1, [(job.hosts[0], HERE), (job.hosts[2], HERE)])
+    assert command_line.parse(arguments, {}).nnodes == told
 
 
 @pytest.mark.parametrize(

@@ -42,13 +42,13 @@ def run_on_hosts(args: SimpleNamespace) -> int:
 def plan(args: SimpleNamespace, environ: Mapping[str, str]) -> Job:
     """The job; UsageError where there can be none."""
     hosts = _hosts(args)
-    least, nnodes = _nodes(args, len(hosts))
+    least, most = _nodes(args, len(hosts))
     if not args.ssh_timeout >= 1:
         raise UsageError(f"{command_line.source(args, 'ssh_timeout')}: {args.ssh_timeout:g} is too short; from 1 second on")
     _refuse_what_is_ours(args, hosts)
     is_arranged = not args.rdzv_endpoint and args.rdzv_backend not in defaults.ETCD_BACKENDS
     backend = defaults.BACKEND_ELASTIC if args.rdzv_backend == defaults.BACKEND_CLI else args.rdzv_backend
-    _check_rest(args, nnodes, backend)
+    _check_rest(args, f"{least}:{most}", backend)
     secret = _secret(args, environ, is_needed=backend in (defaults.BACKEND_ELASTIC, defaults.BACKEND_PLUGIN))
     run_id = None if command_line.is_given(args, "rdzv_id") else f"hosts-{os.urandom(4).hex()}"
     flags = command_line.as_flags(args, leave_out=_OWN)
@@ -59,6 +59,7 @@ def plan(args: SimpleNamespace, environ: Mapping[str, str]) -> Job:
         meeting = rules.endpoint(able[0][1], able[0][0], [ready for _, ready in able]) if is_arranged else args.rdzv_endpoint
         if index == 0:
             report.info(f"{many(len(able), 'host')}, meeting at {meeting}" if meeting else many(len(able), "host"))
+        nnodes = f"{least}:{max(least, most - len(hosts) + len(able))}"  # nobody waits for those that cannot come
         more = rules.far_flags(nnodes, backend, meeting, run_id, host)
         variables = rules.far_variables(environ, args.ssh_env, index, index == 0 if is_arranged else None)
         return [*flags, *more, "--", *what], variables | ({defaults.ENV_SECRET: secret} if secret else {})
@@ -106,18 +107,18 @@ def _hosts(args: SimpleNamespace) -> list[Host]:
         raise UsageError(f"{command_line.source(args, 'hostfile')}: {args.hostfile} cannot be read: {error.strerror}") from error
 
 
-def _nodes(args: SimpleNamespace, hosts: int) -> tuple[int, str]:
-    """How many hosts will do, and what the agents are told."""
+def _nodes(args: SimpleNamespace, hosts: int) -> tuple[int, int]:
+    """With how few nodes the job may run, and with how many it will."""
     if not command_line.is_given(args, "nnodes"):
-        return hosts, str(hosts)
+        return hosts, hosts
     try:
-        least, _ = read_nodes(args.nnodes)
+        least, most = read_nodes(args.nnodes)
     except ValueError as problem:
         raise UsageError(f"{command_line.source(args, 'nnodes')}: {problem}") from problem
     if least > hosts:
         raise UsageError(f"{command_line.source(args, 'nnodes')}: {args.nnodes} asks for {many(least, 'node')}, but there "
                          f"{'is' if hosts == 1 else 'are'} {many(hosts, 'host')}")  # fmt: skip
-    return least, args.nnodes
+    return least, most
 
 
 def _refuse_what_is_ours(args: SimpleNamespace, hosts: Sequence[Host]) -> None:

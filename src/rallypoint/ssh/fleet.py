@@ -197,14 +197,13 @@ def _connect(job: Job) -> list[_Far]:
 def _gather(job: Job, fars: Sequence[_Far]) -> list[_Far]:
     """Those that can take part: all, unless fewer will do."""
     _await_hello(job, fars)
-    problems = {far.host.label: far.problem for far in fars if far.problem}
+    problems = {far.host.name: far.problem for far in fars if far.problem}
     can = [far for far in fars if not far.problem]
     if problems and len(can) < job.least:
         raise HostsError(rules.report_of(problems, len(fars)))
-    if problems:
-        report.warn(f"{rules.report_of(problems, len(fars))}".replace("\n", ";"))
     for far in fars:
         if far.problem:
+            report.warn(f"the job does without {far.host.name}: {far.problem}")
             far.let_go()
     return can
 
@@ -258,7 +257,7 @@ def _see_through(job: Job, fars: Sequence[_Far]) -> int:
         _wait([*fds, *filter(None, [inbox.fileno()])], rules.BEAT_S)
         for far in fars:
             if far.code is None and far.look() is not None:
-                codes[far.host.label], ended_at = far.look() or 0, time.monotonic()
+                codes[far.host.name], ended_at = far.look() or 0, time.monotonic()
                 _tell_end(far)
         while (number := inbox.take()) is not None:
             stops += number in ends

@@ -93,6 +93,10 @@ def test_what_is_wrong_with_hosts_is_told_before_any_is_started(
     assert re.search(r"\n  deaf    ssh was refused: no key of yours is accepted there", done.stderr)
     assert re.search(r"\n  absent  nothing answers at ssh's port", done.stderr)
     assert ranks(done.stdout) == []
+    done = rallyrun([*flags(sshd, "alpha,absent"), "--nnodes=1:2", worker], environ)
+    assert done.returncode == 0, done.stderr
+    assert "the job does without absent: nothing answers at ssh's port" in done.stderr
+    assert ranks(done.stdout) == [("alpha", "0", "1", "0")]
 
     bare = tmp_path / "bare"
     bare.write_text(f'#!/bin/sh\nexec {sys.executable} -I -S "$@"\n')
@@ -125,7 +129,7 @@ def test_nothing_is_left_on_any_host(
 ):  # fmt: skip
     clear_after_kill()
     running = start(start_rallyrun, sshd, environ | {"RALLYPOINT_SECRET": "seen by nobody at all"}, script(WORKER))
-    far = [*sshd.far(), *pids(running.stdout)]
+    far = {*sshd.far(), *pids(running.stdout)}
     assert len(far) >= 5 * len(NAMES)  # a guard, an agent, a warden, a worker and its child
     assert not any("seen by nobody" in command for command in commands())
     running.send_signal(number)
