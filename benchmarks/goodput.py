@@ -37,10 +37,11 @@ PATIENCE_S = 120.0
 KINDS = {"kill": signal.SIGKILL, "error": signal.SIGUSR1}
 OWN_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"  # without it torchrun's workers wait for dead ones after a restart, with gloo
 RESTARTS = ["--max-restarts", "100"]
-WARM = ["--preload", "torch"]
+AT_ONCE = ["--restart-backoff", "0"]  # as torchrun: faults as close as these would be taken for a job that cannot run
+WARM = [*AT_ONCE, "--preload", "torch"]
 MEMORY = [*WARM, "--checkpoint-memory", "256M"]
 WAYS: dict[str, tuple[list[str], list[str]]] = {  # what our launcher is given, and what the program is
-    "plain": ([], []),
+    "plain": (AT_ONCE, []),
     "warm": (WARM, []),
     "warm, with state in memory": (MEMORY, ["memory"]),
 }

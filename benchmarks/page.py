@@ -124,7 +124,7 @@ def _faults() -> Iterator[str]:
     yield f"{WINDOW_S:g} s from the first step, {FAULTS} faults in each run, a checkpoint in a file every {STEPS_PER_FILE} steps."
     yield "Faults come less often on a real cluster; what one of them costs is the same. Torchrun has a variable more"
     yield f"(`{OWN_STORE}`), without which its workers find the addresses of dead ones after a restart and wait for them."
-    yield "The same seed gives the same faults:\n"
+    yield "Restarts are not put off, as rallyrun does by itself from the second on. The same seed gives the same faults:\n"
     for seed in SEEDS:
         yield f"- seed {seed}: {'; '.join(f'{one.kind} of rank {one.rank} at {one.at_s:.1f} s' for one in schedule(seed))}"
     yield ""
