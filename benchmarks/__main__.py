@@ -20,7 +20,7 @@ from rallypoint.output.progress import metered
 
 __all__ = ["main"]
 
-PARTS = ("start", "memory", "restart", "warm", "idle", "tee", "rendezvous", "regroup", "store", "goodput")
+PARTS = ("start", "memory", "restart", "warm", "idle", "tee", "rendezvous", "regroup", "store", "seen", "goodput")
 RESULTS = Path(__file__).parent / "results"
 
 

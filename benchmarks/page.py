@@ -35,6 +35,7 @@ PARTS = {
     "tee": "Four workers that print as fast as they can, to the console and to files. The floor is `cat`.",
     "memory": "What the launcher and its helpers hold while four workers sleep.",
     "idle": "What they use of a processor meanwhile.",
+    "seen": "What it takes to look at a job of a thousand workers, and at what workers have written.",
     "goodput": "A job of two workers that is hit by the same faults under each launcher, and what is left of its time.",
 }  # in the page's order, by the first word of a figure's name
 
