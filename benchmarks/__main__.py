@@ -40,7 +40,7 @@ def main() -> None:
         print("torch is not installed here: torchrun is not measured")
     if why_not():
         print(f"{PREDECESSOR} is not measured: {why_not()}")
-    machine = page.read() if options.publish else {}
+    machine = page.read() if options.publish and not not_published else {}
     figures = _measure_all([part for part in PARTS if options.only in (None, part)])
     path = RESULTS / time.strftime("%Y-%m-%dT%H-%M-%S.json")
     write_json(figures, path)

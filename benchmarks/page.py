@@ -51,6 +51,8 @@ def publish(document: dict[str, Any]) -> None:
 
 def why_not_published() -> str:
     """What speaks against it now, before anything is measured; empty if nothing does."""
+    if not (ROOT / ".git").exists():
+        return "this is no clone of the repository, so there is no commit to name"
     if changed := _git("status", "--porcelain", "--untracked-files=no"):
         return f"the code has changes that no commit has: {', '.join(line[3:] for line in changed.splitlines()[:3])}"
     before = _processor_time()

@@ -22,7 +22,8 @@ Samples = Mapping[str, Sequence[float]]
 def bars(figures: Sequence[tuple[str, str, Samples]], ours: str) -> str:
     """Of each figure its name, its unit, and the samples of each contestant."""
     parts, y = [], TOP
-    for name, unit, samples in figures:
+    for name, unit, all_samples in figures:
+        samples = {who: values for who, values in all_samples.items() if values}  # not everybody takes part in everything
         parts.append(f'<text class="name" x="16" y="{y + 14}">{escape(name)}, {escape(unit)}</text>')
         y += ROW
         most = max(max(values) for values in samples.values()) or 1.0

@@ -51,7 +51,7 @@ def test_the_pictures_are_those_that_the_page_shows(texts: dict[str, str]) -> No
 
 
 def test_bars_begin_at_zero_and_share_a_scale() -> None:
-    picture = ElementTree.fromstring(bars([("a <name>", "ms", {"us": [1.0, 2.0, 3.0], "them": [8.0]})], "us"))
+    picture = ElementTree.fromstring(bars([("a <name>", "ms", {"us": [1.0, 2.0, 3.0], "them": [8.0], "absent": []})], "us"))
     ours, theirs = (element for element in picture.iter() if element.get("class") in ("ours", "other"))
     assert ours.get("class") == "ours"
     assert float(ours.get("width", 0)) * 4 == float(theirs.get("width", 0))
@@ -66,14 +66,19 @@ def test_what_is_published_is_what_was_measured() -> None:
     assert {path: (ROOT / path).read_text() for path in expected} == expected
 
 
-def test_a_busy_machine_publishes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_busy_machine_publishes_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     times = iter([(100.0, 1000.0), (150.0, 1100.0)])
+    (tmp_path / ".git").touch()
+    monkeypatch.setattr(page, "ROOT", tmp_path)
     monkeypatch.setattr(page, "_git", lambda *_: "")
     monkeypatch.setattr(page, "LOOK_S", 0.0)
     monkeypatch.setattr(page, "_processor_time", lambda: next(times))
     assert page.why_not_published() == "this machine has something else to do: 50% of its processors' time"
 
 
-def test_code_without_a_commit_publishes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_without_a_commit_publishes_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(page, "ROOT", tmp_path)
+    assert page.why_not_published() == "this is no clone of the repository, so there is no commit to name"
+    (tmp_path / ".git").touch()
     monkeypatch.setattr(page, "_git", lambda *_: " M src/rallypoint/worker.py")
     assert page.why_not_published() == "the code has changes that no commit has: src/rallypoint/worker.py"
