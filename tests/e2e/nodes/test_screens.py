@@ -64,7 +64,7 @@ class Screens:
         headline = f"{nodes} nodes, {ranks} ranks, {restarts} of 2 restarts, generation {generation}"
         for screen in self._terminals.values():
             screen.until_shown(headline, "RANK", "steps/s")
-            screen.until(lambda shown: why in " ".join(" ".join(shown).split()))
+            screen.until(lambda shown: why in restarts_panel(shown))
 
     def leave_pictures(self, name: str) -> None:
         for where, page in self._pages.items():
@@ -79,6 +79,13 @@ class Screens:
             assert page.tab.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
             assert page.violations() == []
             assert page.complaints == []
+
+
+def restarts_panel(shown: list[str]) -> str:
+    """What stands below the title of that panel, as one line; a large terminal has the log to the left of it."""
+    title = next((number for number, line in enumerate(shown) if line.endswith("restarts")), len(shown))
+    column = shown[title].rindex("restarts") if title < len(shown) else 0
+    return " ".join(" ".join(line[column:] for line in shown[title + 1 :]).split())
 
 
 @pytest.fixture
@@ -135,9 +142,12 @@ def test_all_screens_tell_the_same_story(screens: Screens, nodes: list[Node], jo
     screens.until_all_tell(3, 1, "exited with code 7", second)
     for page in screens._pages.values():
         page.tab.select_option("#log-rank", "11")
+        page.tab.check("#follow-log")
         page.wait_for_text("#log", "rank 11: step 20, ")
+        page.tab.uncheck("#follow-log")
         page.tab.click("#ask-stacks")
-        page.wait_for_text("#stacks", "train.py:12)")
+        page.wait_for_text("#stacks", ", main thread:")
+        page.wait_for_text("#stacks", "train.py:")
     screens.leave_pictures("worker-lost")
     screens.check()
 
