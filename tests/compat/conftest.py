@@ -13,7 +13,7 @@ import pytest
 
 import rallypoint.compat
 
-TIMEOUT_S = 60.0
+TIMEOUT_S = 110.0
 SOURCE = Path(rallypoint.__file__).parents[1]
 
 

@@ -297,6 +297,8 @@ class TopApp(App[str]):
         self._titles, self._table = Static(id="titles"), RankTable()
         self._panel_title, self._panel_lines = Static(id="panel-title", classes="title"), Lines("panel")
         self._side, self._side_lines = Vertical(id="side"), Lines("side-lines")
+        for shown in (self._head_lines, self._notice_lines, self._panel_lines, self._side_lines):
+            shown.can_focus = False  # the keys are the table's, whoever is looked at
         self._find = Input(id="find", placeholder="ranks, part of a node's name or of a state; Esc shows all", compact=True)
 
     def compose(self) -> ComposeResult:
