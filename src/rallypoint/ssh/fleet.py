@@ -134,8 +134,8 @@ class _Far:
         self.stdin.close()
 
     def close(self) -> None:
-        if self.code is None:
-            self._process.kill()
+        if self.look() is None:
+            os.killpg(self._process.pid, signal.SIGKILL)  # with what it has started to get through, as a ProxyJump does
             while self.look() is None:
                 select.select([self.pidfd], [], [])
         for file in (self.stdin, self.stdout, self.stderr):

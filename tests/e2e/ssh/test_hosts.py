@@ -144,6 +144,20 @@ def commands() -> Iterator[str]:
             yield Path(f"/proc/{pid}/cmdline").read_text(errors="replace")
 
 
+def test_nothing_is_left_here_of_a_host_that_does_not_answer(
+    start_rallyrun: Any, script: Any, wait_until: Any, tmp_path: Path
+):  # fmt: skip
+    """Nor of what ssh itself has started to reach it."""
+    slow = tmp_path / "slow"
+    slow.write_text(f"#!/bin/sh\necho $$ > {tmp_path}/pid\nsleep 600\n")
+    slow.chmod(0o755)
+    running = start_rallyrun(["--hosts", "alpha", "--ssh-command", slow, script(WORKER)])
+    running.wait_for((tmp_path / "pid").exists)
+    running.send_signal(signal.SIGINT)
+    assert running.wait() == 130
+    wait_until(lambda: not any(str(slow) in command for command in commands()))
+
+
 def test_nothing_is_left_where_the_network_is_cut(
     start_rallyrun: Any, sshd: Sshd, environ: dict[str, str], script: Any, wait_until: Any, alive: Callable[[int], bool],
     clear_after_kill: Callable[[], None],
@@ -155,10 +169,9 @@ def test_nothing_is_left_where_the_network_is_cut(
         cut = [relays.enter_context(relay(sshd.port, saw=lambda *_: not is_cut.is_set(), host=one)) for one in ADDRESSES]
         sshd.lead_through(cut)
         running = start(start_rallyrun, sshd, environ | {"PET_SSH_TIMEOUT": "4"}, script(WORKER))
-        far = pids(running.stdout)
+        far = {*sshd.far(), *pids(running.stdout)}
         is_cut.set()
         wait_until(lambda: not any(map(alive, far)), GONE_AFTER_S)
-        wait_until(lambda: sshd.far() == [])
         assert running.wait() in (4, 143)  # by what was heard of the hosts before ssh has given up
         assert "the connection to alpha is lost" in running.stderr
 
