@@ -1,4 +1,4 @@
-"""``python -m benchmarks``: all figures, or those of one part with ``--only``.
+"""``python -m benchmarks``: all figures, or those of some parts with ``--only``.
 
 With ``--publish``, BENCHMARKS.md is made of them, if the machine has nothing else to do.
 """
@@ -27,12 +27,10 @@ RESULTS = Path(__file__).parent / "results"
 def main() -> None:
     what = "Measure rallyrun side by side with 0.1.0 and torchrun."
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=what)
-    parser.add_argument("--only", choices=PARTS, help="measure this part alone")
+    parser.add_argument("--only", choices=PARTS, nargs="+", default=PARTS, metavar="PART", help=f"of {', '.join(PARTS)}")
     parser.add_argument("--strict", action="store_true", help="exit with 1 when a target is missed")
-    parser.add_argument("--publish", action="store_true", help="make BENCHMARKS.md of all parts, on a machine that is at rest")
+    parser.add_argument("--publish", action="store_true", help="make BENCHMARKS.md of them, on a machine that is at rest")
     options = parser.parse_args()
-    if options.publish and options.only:
-        parser.error("--publish takes all parts, so it does not go with --only")
     not_published = page.why_not_published() if options.publish else ""
     if not_published:
         print(f"BENCHMARKS.md will not be made: {not_published}")
@@ -41,7 +39,7 @@ def main() -> None:
     if why_not():
         print(f"{PREDECESSOR} is not measured: {why_not()}")
     machine = page.read() if options.publish and not not_published else {}
-    figures = _measure_all([part for part in PARTS if options.only in (None, part)])
+    figures = _measure_all([part for part in PARTS if part in options.only])
     path = RESULTS / time.strftime("%Y-%m-%dT%H-%M-%S.json")
     write_json(figures, path)
     print(f"\n{table(figures)}\n\nmedians; every sample is in {path}")

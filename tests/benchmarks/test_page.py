@@ -9,6 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 from benchmarks import page
+from benchmarks.__main__ import PARTS
 from benchmarks.figures import Figure, told
 from benchmarks.plots import bars
 
@@ -37,6 +38,10 @@ def test_every_figure_stands_on_the_page_with_its_spread(texts: dict[str, str]) 
         assert f"`python -m benchmarks --only {part}`" in text
         assert f"](docs/images/benchmarks/{part}.svg)" in text
     assert "## Memory" not in text, "what was not measured is not told of"
+
+
+def test_every_part_has_its_place_on_the_page() -> None:
+    assert set(PARTS) <= set(page.PARTS)
 
 
 def test_the_pictures_are_those_that_the_page_shows(texts: dict[str, str]) -> None:
