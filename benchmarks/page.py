@@ -36,7 +36,6 @@ PARTS = {
     "memory": "What the launcher and its helpers hold while four workers sleep.",
     "idle": "What they use of a processor meanwhile.",
     "seen": "What it takes to look at a job of a thousand workers, and at what workers have written.",
-    "seen": "To ask a job of a thousand workers how it is, and to read their logs as one.",
     "goodput": "A job of two workers that is hit by the same faults under each launcher, and what is left of its time.",
 }  # in the page's order, by the first word of a figure's name
 
