@@ -39,8 +39,8 @@ WARDEN = "rally-warden"
 ENTER = 'echo "$0" > /proc/sys/kernel/hostname && exec "$@"'
 SKEWED_WALL_CLOCK = """
 import time
-_time = time.time
-time.time = lambda: _time() + 900.0
+_time, _time_ns = time.time, time.time_ns
+time.time, time.time_ns = lambda: _time() + 900.0, lambda: _time_ns() + 900 * 10**9
 """
 
 _serials = count()

@@ -101,6 +101,7 @@ class Channel:
         self._be_patient(SILENCE_S)
 
     def _be_patient(self, silence_s: float) -> None:
+        self._patience_s = silence_s
         for option in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
             self._sock.setsockopt(socket.SOL_SOCKET, option, _TIMEOUT.pack(int(silence_s), 0))
 
@@ -182,13 +183,13 @@ class Channel:
         try:
             self._sock.sendall(make_frame(body, self._outgoing))
         except OSError as error:
-            raise _trouble(error) from None
+            raise self._trouble(error) from None
 
     def _send_file(self, fd: int, at: int, count: int) -> int:
         try:
             sent = os.sendfile(self._sock.fileno(), fd, at, count)
         except OSError as error:
-            raise _trouble(error) from None
+            raise self._trouble(error) from None
         if not sent:
             raise TransferError("the snapshot is not there any more")
         return sent
@@ -213,10 +214,15 @@ class Channel:
         try:
             count = self._sock.recv_into(view)
         except OSError as error:
-            raise _trouble(error) from None
+            raise self._trouble(error) from None
         if not count:
             raise TransferError("it has closed the connection")
         return count
+
+    def _trouble(self, error: OSError) -> TransferError:
+        if isinstance(error, BlockingIOError):
+            return TransferError(f"it did nothing for {self._patience_s:g} s")
+        return TransferError((error.strerror or str(error)).lower())
 
     def abort(self) -> None:
         """Whatever it is doing ends at once."""
@@ -227,12 +233,6 @@ class Channel:
 
     def close(self) -> None:
         self._sock.close()
-
-
-def _trouble(error: OSError) -> TransferError:
-    if isinstance(error, BlockingIOError):
-        return TransferError(f"it did nothing for {SILENCE_S:g} s")
-    return TransferError((error.strerror or str(error)).lower())
 
 
 def mark_in(text: object) -> Mark:

@@ -238,3 +238,25 @@ def test_p29_a_machine_that_went_bad_loses_its_seat_to_a_spare_and_gets_one_agai
         node.wait_for_world(4, since=killed_at)
     job.finish()
     assert [node.wait() for node in (good, bad)] == [0, 0]
+
+
+def test_p29_a_node_whose_ways_are_too_slow_waits_outside_and_a_spare_takes_its_seat(job: Job, script: Any):
+    """P29, P48: they are measured between real nodes. No way is as quick as this one wants its own to be; the others want little.
+    The spare's clock is an hour behind, which is told, and keeps it from nothing.
+    """
+    options = {"nnodes": "3", "conf": "last_call_timeout=0,close_timeout=1"}
+    little, much = ("--preflight", "network=10Kbit"), ("--preflight", "network=1000000Gbit")
+    nodes = [job.start_host("--node-rank", "0", *little, **options), job.start("--node-rank", "1", *little, **options)]
+    nodes[0].wait_for_line("waiting: 2 of 3 nodes; here: rank0, rank1")
+    slow = job.start("--node-rank", "2", *much, **options)
+    slow.wait_for_line("this machine is not fit to run workers: network: ")
+    assert re.search(r"rank[01]: [0-9.]+ [KMGT]bit/s there, [0-9.]+ [KMGT]bit/s back, less than 1000 Tbit/s", slow.stderr)
+    assert world_sizes(nodes[0]) == []
+    launcher = [sys.executable, script(AN_HOUR_BEHIND, "behind.py")]
+    nodes.append(job.start("--node-rank", "3", *little, launcher=launcher, **options))
+    for node in nodes:
+        node.wait_for_world(6)
+    assert re.search(r"clocks: this node's is 3[56]\d\d\.\d s behind rank", nodes[2].stderr), nodes[2].stderr
+    job.finish()
+    assert [node.wait() for node in [*nodes, slow]] == [0, 0, 0, 0]
+    assert world_sizes(slow) == []
