@@ -6,6 +6,7 @@
   const RETRY_MS = 2000;
   const FOLLOW_MS = 2000;
   const ROWS = 64; // of one table
+  const MANY_TABLES = 24;
   const STRANGE = new Set(["stopped", "traced", "ended", "gone"]);
   const PHASES = ["running", "starting", "waiting", "stopping", "lost", "done"];
   const byId = (id) => document.getElementById(id);
@@ -203,7 +204,8 @@
 
   // --- nodes and workers ---------------------------------------------------------------------------------------------------
 
-  // Each node has a table of its own, or several: what is out of sight is then not even laid out (content-visibility in the style).
+  // Each node has a table of its own, or several. Of many, those out of sight are not even laid out (content-visibility in the
+  // style); of a few all are, for whoever prints the page or makes a picture of it as a whole.
   const nodes = byId("node-tables");
   const heads = byId("heads");
   const shownNodes = new Map();
@@ -235,6 +237,7 @@
     const behind = new Set(view.behind);
     let left = 0;
     const blocks = view.nodes.flatMap(blocksOf);
+    nodes.classList.toggle("many", blocks.length > MANY_TABLES);
     const keys = new Set(blocks.map((block) => block.key));
     for (const [key, shown] of shownNodes) {
       if (!keys.has(key)) {
