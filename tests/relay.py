@@ -15,12 +15,18 @@ PIECE_BYTES = 65536
 
 
 class Way:
-    """One connection through the relay. `saw` is told of each piece that the client has sent, and whether it may pass."""
+    """One connection through the relay. `saw` is told of each piece that the client has sent, and says whether it may pass.
 
-    def __init__(self, client: socket.socket, target: tuple[str, int], delay_s: float, saw: Callable[[Way, int], bool]) -> None:
+    While `is_cut`, nothing passes either way, not even that one side has ended.
+    """
+
+    def __init__(
+        self, client: socket.socket, target: tuple[str, int], delay_s: float, saw: Callable[[Way, int], bool],
+        is_cut: Callable[[], bool],
+    ) -> None:  # fmt: skip
         self.client, self.server = client, socket.create_connection(target, timeout=10)
         self.server.settimeout(None)
-        self._saw, self._delay_s = saw, delay_s
+        self._saw, self._delay_s, self._is_cut = saw, delay_s, is_cut
         self._threads = [
             threading.Thread(target=self._carry, args=(self.client, self.server, True), daemon=True),
             threading.Thread(target=self._carry, args=(self.server, self.client, False), daemon=True),
@@ -44,7 +50,7 @@ class Way:
 
     def _carry(self, source: socket.socket, sink: socket.socket, is_clients: bool) -> None:
         """Whatever comes leaves `delay_s` later, in order; the end of the stream too."""
-        pieces: queue.Queue[tuple[float, bytes]] = queue.Queue()
+        pieces: queue.Queue[tuple[float, bytes | None]] = queue.Queue()
         deliverer = threading.Thread(target=self._deliver, args=(pieces, sink), daemon=True)
         deliverer.start()
         count = 0
@@ -57,15 +63,20 @@ class Way:
                 count += 1
                 if not self._saw(self, count):
                     continue
-            pieces.put((time.monotonic() + self._delay_s, piece))
+            if not self._is_cut():
+                pieces.put((time.monotonic() + self._delay_s, piece))
+            elif not piece:
+                pieces.put((0.0, None))
             if not piece:
                 break
         deliverer.join(10)
 
     @staticmethod
-    def _deliver(pieces: queue.Queue[tuple[float, bytes]], sink: socket.socket) -> None:
+    def _deliver(pieces: queue.Queue[tuple[float, bytes | None]], sink: socket.socket) -> None:
         while True:
             due_at, piece = pieces.get()
+            if piece is None:
+                return
             time.sleep(max(0.0, due_at - time.monotonic()))
             with contextlib.suppress(OSError):  # it has ended meanwhile
                 sink.sendall(piece) if piece else sink.shutdown(socket.SHUT_WR)
@@ -75,8 +86,9 @@ class Way:
 
 @contextlib.contextmanager
 def relay(
-    target_port: int, delay_s: float = 0.0, saw: Callable[[Way, int], bool] = lambda way, count: True, host: str = "127.0.0.1"
-) -> Iterator[int]:
+    target_port: int, delay_s: float = 0.0, saw: Callable[[Way, int], bool] = lambda way, count: True, host: str = "127.0.0.1",
+    is_cut: Callable[[], bool] = lambda: False,
+) -> Iterator[int]:  # fmt: skip
     """A port of loopback from which everything goes to `target_port`, `delay_s` later, and likewise back."""
     ways: list[Way] = []
     with socket.create_server((host, 0)) as listener:
@@ -88,7 +100,7 @@ def relay(
                 except OSError:
                     return
                 try:
-                    ways.append(Way(client, (host, target_port), delay_s, saw))
+                    ways.append(Way(client, (host, target_port), delay_s, saw, is_cut))
                 except OSError:  # nobody is there yet
                     client.close()
 
