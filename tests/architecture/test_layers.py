@@ -86,7 +86,10 @@ TOO_HEAVY = (
     "argparse", "asyncio", "dataclasses", "datetime", "importlib.metadata", "inspect", "json", "logging", "multiprocessing",
     "pickle", "random", "shutil", "subprocess", "tempfile", "torch", "traceback", "typing", "uuid",
 )  # fmt: skip
-UNASKED = ("rallypoint.notices", "rallypoint.telemetry", "opentelemetry", "urllib", "http")  # of what nobody has asked for
+UNASKED = (  # of what nobody has asked for
+    "rallypoint.notices", "rallypoint.telemetry", "opentelemetry", "urllib", "http", "rallypoint.hangs", "rallypoint.preflight",
+    "rallypoint.chaos", "rallypoint.agent.draining", "rallypoint.agent.notices",
+)  # fmt: skip
 HOT = ("rallypoint.__main__", "rallypoint.cli.main", "rallypoint.agent.launch", "rallypoint.agent.local_agent")
 
 
