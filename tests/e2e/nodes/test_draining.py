@@ -245,8 +245,8 @@ def test_twenty_notices_in_a_row(trainers: Trainers) -> None:
         other.send_signal(signal.SIGTERM)
         assert other.wait() == PREEMPTED
         check_that_all_saved(trainers, noticed_at)
-        heard = {what: max(one["at"] for one in trainers.told(what).values()) - noticed_at for what in ("heard", "called", "saved")}
-        print("after the notice: " + ", ".join(f"{what} by all {after_s:.3f} s" for what, after_s in heard.items()))
+        for what in ("heard", "called", "saved"):
+            print(f"{what} by all {max(one['at'] for one in trainers.told(what).values()) - noticed_at:.3f} s after the notice")
         again = trainers.wait_until_all("started", 2, later=1)
         assert {one["restarts"] for one in again.values()} == {0}
     trainers.put("finish")
