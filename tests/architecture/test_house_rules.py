@@ -21,6 +21,18 @@ AROUND_ENVIRONMENT = {
     "rallypoint.worker_site.import_times",  # the same, in a worker's interpreter: it compares what the program finds
     "rallypoint.worker_site.sitecustomize",  # the same, in every interpreter that a worker starts
 }
+# Who reads JSON past base.json_text, and why.
+AROUND_JSON = {
+    "rallypoint.base.json_text",
+    "rallypoint.agent.workers",  # a public class that reads what its twin in torch has written
+    "rallypoint.chaos.guard",  # of a process of its own, through a pair of sockets
+    "rallypoint.chaos.guardian",  # the other end
+    "rallypoint.checkpoint.client",  # of its own job's other workers
+    "rallypoint.coordination.testimony",  # in the warden, which loads nothing of ours for it
+    "rallypoint.events",  # as agent.workers
+    "rallypoint.story.event_logs",  # reads millions of lines, whose numbers it bounds
+    "rallypoint.telemetry.sink",  # what this process has written itself
+}
 CAPABILITIES = {"CoordinatedHandler", "WakingHandler", "WardedContext", "PContext", "DefaultLogsSpecs"}
 UNFINISHED = ("TODO", "FIXME", "XXX", "HACK")
 
@@ -76,6 +88,16 @@ def touches_environment(node: ast.AST) -> bool:
     if isinstance(node, ast.ImportFrom):
         return node.module in ("os", "posix") and any(alias.name in ENVIRONMENT for alias in node.names)
     return isinstance(node, ast.Attribute) and node.attr in ENVIRONMENT and ast.unparse(node.value) in ("os", "posix")
+
+
+def test_json_is_read_in_one_place(modules: dict[str, Any]) -> None:
+    """There it is known what can be wrong with it; nested too deeply, it would else end threads by a RecursionError."""
+    around = {name for name, module in modules.items() if any(map(reads_json, ast.walk(module.tree)))}
+    assert around == AROUND_JSON
+
+
+def reads_json(node: ast.AST) -> bool:
+    return isinstance(node, ast.Attribute) and node.attr in ("load", "loads") and ast.unparse(node.value) == "json"
 
 
 def test_a_broad_except_gives_its_reason(modules: dict[str, Any]) -> None:

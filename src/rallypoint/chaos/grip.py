@@ -8,7 +8,6 @@ and it has not ended; so a number that has become a stranger's is never signalle
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import select
 import signal
@@ -17,6 +16,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 
+from rallypoint.base.json_text import from_json
 from rallypoint.base.records import Value
 from rallypoint.base.text import many, plural, ranges
 from rallypoint.chaos.faults import AGENT, CUT, KILL, RANK, WARDEN, Fault
@@ -302,7 +302,7 @@ def _last_words(event_file: str) -> tuple[str, bool]:
     """Why the run of an agent ended, as it has told it in its file, and whether it was a success."""
     for line in reversed(_last_lines(event_file)):
         with suppress(ValueError):
-            told = event_records.read_told(json.loads(line))
+            told = event_records.read_told(from_json(line))
             if told.name == event_records.ENDED:
                 is_good = event_records.truth(told, "succeeded")
                 return "" if is_good else event_records.words(told, "why"), is_good

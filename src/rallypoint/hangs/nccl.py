@@ -9,7 +9,6 @@ Both belong to the program: whatever comes from them is bounded, and a dump is r
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import stat
@@ -18,6 +17,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 
 from rallypoint.base import defaults, environment
+from rallypoint.base.json_text import from_json
 from rallypoint.base.records import Value
 from rallypoint.errors import UsageError
 from rallypoint.net.endpoint import parse_rendezvous_endpoint
@@ -181,8 +181,8 @@ def ask_ras(place: str, timeout_s: float = RAS_S) -> RasAnswer:
     except (OSError, UsageError):
         return RasAnswer()
     try:
-        return RasAnswer(text, json.loads(text))
-    except (ValueError, RecursionError):
+        return RasAnswer(text, from_json(text))
+    except ValueError:
         return RasAnswer(text)
 
 

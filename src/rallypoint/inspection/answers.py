@@ -8,7 +8,6 @@ be done.
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import socket
@@ -18,7 +17,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 
 from rallypoint.base import report
-from rallypoint.base.json_text import clip, to_json
+from rallypoint.base.json_text import clip, from_json, to_json
 from rallypoint.base.signals import inbox
 from rallypoint.coordination.engine import Coordination, CoordinationError
 from rallypoint.errors import RallypointError
@@ -316,9 +315,9 @@ def _question(visitor: socket.socket) -> dict[str, Any]:
         if not more or len(data) > QUESTION_BYTES:
             raise ValueError(f"a question is one line of JSON of at most {QUESTION_BYTES} bytes")
     try:
-        found = json.loads(data)
-    except RecursionError:
-        found = None
+        found = from_json(data)
+    except ValueError as error:
+        raise ValueError(f"a question is an object of JSON: {error}") from None
     if not isinstance(found, dict):
         raise ValueError("a question is an object of JSON")
     return found

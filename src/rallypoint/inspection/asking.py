@@ -7,13 +7,12 @@ for it does not depend on how many there are.
 
 from __future__ import annotations
 
-import json
 import math
 import select
 import time
 from collections.abc import Callable, Iterable
 
-from rallypoint.base.json_text import to_json
+from rallypoint.base.json_text import from_json, to_json
 from rallypoint.coordination.engine import CompactedError, Coordination
 from rallypoint.coordination.model import Compare, Get, Item, Put, Transaction
 from rallypoint.errors import RallypointError
@@ -144,11 +143,11 @@ def _members(engine: Coordination) -> dict[str, str]:
 def _answered(item: Item, number: int) -> NodeView | None:
     """What a node has answered to this question or a later one; what cannot be read was not said."""
     try:
-        found = json.loads(item.value)
+        found = from_json(item.value)
         if not isinstance(found, dict) or type(found.get("number")) is not int or found["number"] < number:
             return None
         return read_node(found.get("node")).replace(id=item.key.removeprefix(job.ANSWERS))
-    except (ValueError, RecursionError):
+    except (ValueError, RecursionError):  # a strange format is shown, and may be nested
         return None
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import time
@@ -11,7 +10,7 @@ from contextlib import ExitStack
 from errno import ECONNRESET
 
 from rallypoint.base import defaults, environment
-from rallypoint.base.json_text import to_json
+from rallypoint.base.json_text import from_json, to_json
 from rallypoint.base.text import Run, joined, runs, who_of
 from rallypoint.errors import RallypointError, UsageError
 from rallypoint.inspection import asking
@@ -408,7 +407,7 @@ class _Line:
                 raise ConnectionResetError(ECONNRESET, "it closed the connection")
             if size > ANSWER_BYTES:
                 raise ValueError(f"it is longer than {ANSWER_BYTES} bytes")
-        found = json.loads(b"".join(pieces))
+        found = from_json(b"".join(pieces))
         if not isinstance(found, dict):
             raise ValueError("it is no object")
         return found

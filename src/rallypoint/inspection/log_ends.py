@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 import threading
 import time
 from collections.abc import Callable, Sequence
 
-from rallypoint.base.json_text import clip, to_json
+from rallypoint.base.json_text import clip, from_json, to_json
 from rallypoint.base.records import Value
 from rallypoint.coordination.engine import Coordination
 from rallypoint.coordination.model import Transaction
@@ -131,10 +130,7 @@ class Answers:
 
     def make(self, node_id: str, number: int, detail: str) -> Transaction:
         """What puts the answer into the store. ValueError: that was no question."""
-        try:
-            wish = read_wish(json.loads(detail))
-        except RecursionError as error:
-            raise ValueError(str(error)) from None
+        wish = read_wish(from_json(detail))
         told = pack(find_end(wish, self._find_log) or LogEnd(error=f"rank {wish.rank} is none of this node's any more"))
         with self._shelving:
             return self._shelf.put(node_id, number, told)

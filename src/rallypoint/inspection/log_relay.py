@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from rallypoint.base import defaults
-from rallypoint.base.json_text import clip
+from rallypoint.base.json_text import clip, from_json
 from rallypoint.base.records import Value
 from rallypoint.checkpoint.transfer import FRAME_BYTES, Channel, TransferError
 from rallypoint.errors import RallypointError
@@ -129,8 +129,8 @@ def read_frame(frame: bytes) -> Sent:
     """ValueError: that is nothing that a node sends."""
     head, _, block = frame.partition(b"\n")
     try:
-        found = json.loads(head)
-    except (ValueError, RecursionError):
+        found = from_json(head)
+    except ValueError:
         found = None
     if not isinstance(found, dict):
         raise ValueError("it says what cannot be understood")
@@ -200,7 +200,7 @@ class _Own(NodeLogs):
 def send_logs(detail: str, node: NodeView, is_closing: Callable[[], bool]) -> None:
     """To who asks, until it has what it wants, is gone, or this agent ends. RallypointError: it could not be done."""
     try:
-        asked = json.loads(detail)
+        asked = from_json(detail)
         wish, follow = _read_wish(asked), asked["follow"] is True
         channel = Channel.call(str(asked["host"]), int(asked["port"]), bytes.fromhex(asked["key"]), NAME)
     except (ValueError, KeyError, TypeError, TransferError) as error:

@@ -5,12 +5,11 @@ What a node says is cut to size, so that all of them together stay small beside 
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 
-from rallypoint.base.json_text import to_json
+from rallypoint.base.json_text import from_json, to_json
 from rallypoint.base.records import Value
 from rallypoint.base.text import Run, runs
 from rallypoint.coordination.engine import Coordination
@@ -139,10 +138,10 @@ def pack(workers: Sequence[WorkerDump], most_bytes: int) -> bytes:
 
 def _read_detail(detail: str) -> tuple[Ranks, list[str], int, float]:
     try:
-        asked = json.loads(detail)
+        asked = from_json(detail)
         ranks, most_bytes, within_s = asked["ranks"], int(asked["bytes"]), float(asked["within_s"])
         chosen, but = None if ranks is None else read_runs(ranks), list(map(str, asked["but"] or ()))
-    except (TypeError, KeyError, RecursionError) as error:
+    except (TypeError, KeyError) as error:
         raise ValueError(f"that is no question for stacks: {error}") from None
     return chosen, but, min(max(most_bytes, LEAST_BYTES), MOST_BYTES), time.monotonic() + min(max(within_s, 0.0), PATIENCE_S)
 

@@ -7,14 +7,13 @@ itself keeps there. A node has a few answers of a kind at a time: a new one take
 from __future__ import annotations
 
 import binascii
-import json
 import time
 import zlib
 from collections import deque
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
-from rallypoint.base.json_text import to_json
+from rallypoint.base.json_text import from_json, to_json
 from rallypoint.coordination.engine import Coordination, CoordinationError
 from rallypoint.coordination.model import Delete, Item, Put, Transaction
 from rallypoint.inspection import asking
@@ -71,6 +70,6 @@ def packed(document: object) -> bytes:
 def unpacked(value: bytes) -> Any:
     """ValueError: it cannot be read."""
     try:
-        return json.loads(zlib.decompressobj().decompress(binascii.a2b_base64(value), UNPACKED_BYTES))
-    except (RecursionError, zlib.error) as error:
+        return from_json(zlib.decompressobj().decompress(binascii.a2b_base64(value), UNPACKED_BYTES))
+    except zlib.error as error:
         raise ValueError(str(error)) from None

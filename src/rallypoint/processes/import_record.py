@@ -11,7 +11,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from rallypoint.base.json_text import clip, count_fitting, read_fields, read_integer, read_list, read_seconds, read_text, to_json
+from rallypoint.base.json_text import (
+    clip,
+    count_fitting,
+    from_json,
+    read_fields,
+    read_integer,
+    read_list,
+    read_seconds,
+    read_text,
+    to_json,
+)
 from rallypoint.base.records import Value
 
 TYPE_CHECKING = False
@@ -102,12 +112,7 @@ def _is_same(one: ImportRecord, other: ImportRecord) -> bool:
 
 def read_records(text: str) -> tuple[ImportRecord, ...]:
     """ValueError: it is not what `write_records` makes."""
-    import json
-
-    try:
-        data = json.loads(text)
-    except RecursionError:
-        raise ValueError("it is nested too deeply") from None
+    data = from_json(text)
     readers = {"form": read_integer, "programs": lambda value: read_list(MOST_PROGRAMS, _read_record, value)}
     fields = read_fields(data, readers)
     if fields["form"] != FORM:

@@ -8,7 +8,6 @@ happens, is the far side's affair (`guard`); all that it takes from here is a si
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import select
 import signal
@@ -19,6 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from rallypoint import __version__
 from rallypoint.base import report
+from rallypoint.base.json_text import from_json
 from rallypoint.base.records import Value
 from rallypoint.base.signals import inbox, parse_signal_names
 from rallypoint.errors import SIGNAL_BASE, HostsError, SignalException, signal_exception
@@ -106,7 +106,7 @@ class _Far:
         *lines, self._out = self._out.split(b"\n")
         for line in lines:
             if line.startswith(rules.MARK.encode()):
-                self.ready = Ready(**json.loads(line.removeprefix(rules.MARK.encode())))
+                self.ready = Ready(**from_json(line.removeprefix(rules.MARK.encode())))
         return bool(block)
 
     def hear_the_rest(self) -> None:

@@ -8,7 +8,6 @@ kills the agent. It writes nothing once the agent runs: the way may be cut, and 
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import select
@@ -20,7 +19,7 @@ import time
 from collections.abc import Iterator
 
 from rallypoint.base import defaults, environment
-from rallypoint.base.json_text import to_json
+from rallypoint.base.json_text import from_json, to_json
 from rallypoint.errors import SIGNAL_BASE
 from rallypoint.processes.kernel import die_with_parent
 from rallypoint.schedulers.found import FIRST_PORT, PORTS
@@ -69,7 +68,7 @@ class _Leash:
         self.is_over = not block
         *lines, self._held = (self._held + block).split(b"\n")
         for line in filter(None, lines):
-            yield json.loads(line)
+            yield from_json(line)
 
 
 def main() -> None:
