@@ -10,7 +10,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 # Tests that must not run beside each other, or share a fixture, are in one group, which one process runs. Most of them wait for
 # something, so there are more processes than cores.
-TEST_JOBS ?= $(shell echo $$(($(JOBS) * 2)))
+TEST_JOBS ?= $(shell echo $$(($(JOBS) * 3)))
 PARALLEL := --numprocesses $(TEST_JOBS) --dist loadgroup
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet install
 

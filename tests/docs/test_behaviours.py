@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from pathlib import Path
 
@@ -19,6 +20,7 @@ def rows() -> list[tuple[str, str, str]]:
     return SHOWN.findall(PAGE.read_text())
 
 
+@functools.cache
 def claims(path: Path) -> dict[str, set[str]]:
     """For each test of a file, and for "" as the file itself, the ids that its docstring or its name tells."""
     tree = ast.parse(path.read_text())

@@ -42,7 +42,8 @@ def test_torch_job_runs_unchanged(rallyrun: Any) -> None:
 
 @pytest.mark.torch
 def test_ddp_goes_on_where_it_was_and_ends_with_the_same_bits(rallyrun: Any) -> None:
-    flags = ["--standalone", "--nproc-per-node", "2", "--max-restarts", "1", "--preload", "torch", "--checkpoint-memory", "64M"]
+    size = ["--standalone", "--nproc-per-node", "2", "--max-restarts", "1"]
+    flags = [*size, "--preload", "torch,torch._dynamo", "--checkpoint-memory", "64M"]  # the second is what an optimizer imports
     env = {"GLOO_SOCKET_IFNAME": "lo"}
     killed, undisturbed = (rallyrun([*flags, EXAMPLES / "ddp_resume.py", *step], env, 100) for step in (["12"], []))
     assert [one.returncode for one in (killed, undisturbed)] == [0, 0], killed.stderr

@@ -18,6 +18,7 @@ pytestmark = [pytest.mark.torch, pytest.mark.timeout(900)]
 
 NODES = 2
 STEPS_BETWEEN = 5
+PRELOADED = "torch.distributed,torch._dynamo"  # the second is imported by the first optimizer, and takes as long as torch
 
 # It trains until the test says that it is enough, to a step that all ranks learn from rank 0; and then once more, undisturbed.
 TRAINING = """
@@ -117,7 +118,7 @@ class Job:
         self._start, self._world, self._last = start, NODES * workers, folder / "last step"
         where = ["--rdzv-backend", "etcd", "--rdzv-endpoint", cluster.endpoint, "--rdzv-id", "training"]
         conf = ["--rdzv-conf", "last_call_timeout=0.3,keep_alive_interval=0.5,fence=3", "--local-addr", "127.0.0.1"]
-        memory = ["--checkpoint-memory", "64M", "--checkpoint-copies", "1", "--preload", "torch.distributed"]
+        memory = ["--checkpoint-memory", "64M", "--checkpoint-copies", "1", "--preload", PRELOADED]
         flags = ["--nnodes", str(NODES), "--nproc-per-node", str(workers), "--max-restarts", str(kills), "--restart-backoff", "0"]
         self._command = [*flags, *where, *conf, *memory, program, self._last]
         self.agents: list[Any] = []
