@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import sys
 import time
 from typing import Any
 
@@ -112,6 +113,26 @@ def test_a_node_that_did_not_fail_names_the_cause(job: Any):
     assert [node.wait() for node in reversed(nodes)] == [7, 7]
     assert "rallyrun: error: the job has failed: rank 3 " in nodes[0].stderr
     assert "exited with code 7" in nodes[0].stderr
+
+
+@pytest.mark.root
+def test_p21_a_worker_that_the_kernel_killed_for_memory_is_told_so_on_all_nodes(job: Any, cgroup: Any):
+    """P12, P21: also where nobody can look at that machine's kernel; those that were stopped for it are no cause."""
+    folder = cgroup("memory")
+    (folder / "memory.limit_in_bytes").write_text(str(200 << 20))
+    join = f'echo $$ > "{folder}/cgroup.procs" && exec {sys.executable} -m rallypoint run "$@"'
+    options = {"nnodes": "2"}
+    nodes = [job.start_host("--node-rank", "0", **options)]
+    nodes.append(job.start("--node-rank", "1", launcher=["sh", "-c", join, "sh"], **options))
+    for node in nodes:
+        node.wait_for_world(4)
+    job.order(2, "eaten = []\nwhile True:\n    eaten.append(b'x' * (1 << 20))")
+    assert [node.wait() for node in nodes] == [1, 1]
+    for node in nodes:
+        told = verdict(node)
+        assert re.match(r"Cause: rank 2 \(.*\): Signal 9 \(SIGKILL\) .*: the out-of-memory killer ended pid \d+ ", told[0]), told
+        assert "passed its limit of 200 MiB" in told[0]
+        assert told[-1] == "Stopped by the launcher: 3 of 4 workers"
 
 
 # --- budgets ---------------------------------------------------------------------------------------------------------------
