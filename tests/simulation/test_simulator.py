@@ -39,7 +39,7 @@ def in_two_processes(begin: int) -> object:
 
 
 @pytest.mark.timeout(600)  # seconds of computing, which take minutes where many others compute
-@pytest.mark.parametrize("begin", map(in_two_processes, range(0, SEEDS, BATCH)))
+@pytest.mark.parametrize("begin", [in_two_processes(begin) for begin in range(0, SEEDS, BATCH)])
 def test_no_seed_breaks_a_rule(begin: int) -> None:
     """P02, P03, P04, P07, P14, P26, P27, P41, P46, P48: all members hold the same world, no two generations run at once, ranks
     are right and kept, budgets hold, success is everybody's, and nothing waits for ever, whatever goes wrong; also inside of an
