@@ -45,7 +45,6 @@ def launcher() -> str:
 def main() -> None:
     processes, slope = train()
     tell(processes=processes, slope=slope, launcher=launcher())
-    os._exit(0)  # on a busy machine torch may abort while the interpreter ends ("terminate called without an active exception")
 
 
 if __name__ == "__main__":
