@@ -194,6 +194,6 @@ def test_m9_without_a_secret_both_sides_are_told(network: Any, wait_until: WaitU
     host, other = (node.start("--nnodes", "2", endpoint=f"node0:{PORT}") for node in net.nodes)
     wait_until(lambda: "hosts the coordination store" in host.text)
     why = "node0 is 127.0.1.1 here (see /etc/hosts): only this machine can reach the store"
-    what_to_do = "use its address, e.g. 10.77.0.1, as the endpoint, or give a secret with --secret-file"
+    what_to_do = "use its address, e.g. 10.77.0.1, as the endpoint, or give a secret with --secret FILE"
     wait_until(lambda: f"{why}; {what_to_do}" in host.text)
     wait_until(lambda: "its own /etc/hosts may say that node0 is 127.0.1.1; then use its address as the endpoint" in other.text)

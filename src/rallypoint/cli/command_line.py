@@ -120,9 +120,11 @@ OPTIONS: tuple[Option, ...] = (
            "Backend settings, such as join_timeout=600,last_call_timeout=30.", "K=V,K=V", fields=("rdzv_configs",)),
     Option("--node-unit", "int", None, RENDEZVOUS,
            f"c10d, etcd: run only on a multiple of this many nodes. Default: {defaults.NODE_UNIT}.", "N", setting=True),
-    Option("--secret-file", "str", None, RENDEZVOUS,
-           "c10d: file with the job's secret, the same on every node. Without one, anyone who can reach the endpoint can"
-           " join.", "FILE", setting=True),
+    Option("--secret", "str", None, RENDEZVOUS,
+           "c10d, static: where the job's secret comes from, which keeps others out. auto: by munge, or from a file that is made"
+           f" in the home, as far as the nodes can see these; none; or a file with it. Default: {defaults.SECRET_AUTO}.",
+           "auto|none|FILE", setting=True),
+    Option("--secret-file", "str", None, RENDEZVOUS, "The same as --secret FILE.", "FILE", setting=True),
     Option("--worker-store", "choice", None, RENDEZVOUS,
            "Who serves the workers' store at MASTER_ADDR:MASTER_PORT: the agent of group rank 0, or its first worker, as in"
            f" older versions of torchrun. Default: {defaults.WORKER_STORE}.", "WHO",

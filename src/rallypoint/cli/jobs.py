@@ -43,7 +43,7 @@ that does not run here is asked where its nodes meet: give its whole ID, and --e
 _ELSEWHERE = """\
   --endpoint  where the job's nodes meet, as in its --rdzv-endpoint
   --backend   c10d or etcd, as in its --rdzv-backend [c10d]
-  --conf      settings, as in its --rdzv-conf: secret_file=FILE, or etcd's"""
+  --conf      settings, as in its --rdzv-conf: secret=FILE, or etcd's"""
 _VALUED = ("--endpoint", "--backend", "--conf")
 USAGES = {
     "ps": f"""\

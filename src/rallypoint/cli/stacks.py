@@ -33,7 +33,7 @@ SOCKET  path of a worker's control socket, as in {defaults.ENV_CONTROL_SOCKET}
   --json      print one JSON document instead of text
   --endpoint  where the job's nodes meet, as in its --rdzv-endpoint
   --backend   c10d or etcd, as in its --rdzv-backend [c10d]
-  --conf      settings, as in its --rdzv-conf: secret_file=FILE, or etcd's
+  --conf      settings, as in its --rdzv-conf: secret=FILE, or etcd's
   --help      show this help and exit
 """
 

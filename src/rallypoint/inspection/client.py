@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from typing import Any, TypeVar
 
     from rallypoint.coordination.embedded.client import EmbeddedCoordination
+    from rallypoint.coordination.embedded.handshake import Secret
     from rallypoint.coordination.engine import Coordination
     from rallypoint.coordination.etcd.engine import EtcdCoordination
     from rallypoint.inspection.log_ends import LogEnd, LogWish
@@ -283,10 +284,11 @@ def _place_of(endpoint: str) -> tuple[str, int]:
     return parse_rendezvous_endpoint(endpoint, defaults.ELASTIC_PORT)
 
 
-def _secret_of(settings: Mapping[str, Any]) -> bytes | None:
-    from rallypoint.rendezvous.settings import load_secret, read_settings
+def _secret_of(settings: Mapping[str, Any]) -> Secret:
+    from rallypoint.rendezvous.secrets import secret_of
+    from rallypoint.rendezvous.settings import read_settings
 
-    return load_secret(read_settings(settings, environment.own), environment.own)
+    return secret_of(read_settings(settings, environment.own))
 
 
 def connect(endpoint: str, job: str, backend: str, settings: Mapping[str, Any]) -> RemoteJob:

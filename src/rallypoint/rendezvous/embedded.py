@@ -37,7 +37,8 @@ from rallypoint.rendezvous.dynamic import DynamicRendezvous
 from rallypoint.rendezvous.handler import RendezvousHandler, RendezvousParameters
 from rallypoint.rendezvous.joining import NODES_PER_KEEPALIVE_SECOND, terms_of
 from rallypoint.rendezvous.place import Place
-from rallypoint.rendezvous.settings import Settings, announce, check_node_unit, load_secret, node_count, read_settings
+from rallypoint.rendezvous.secrets import Keyring, secret_of
+from rallypoint.rendezvous.settings import Settings, announce, check_node_unit, node_count, read_settings
 from rallypoint.rendezvous.worker_store import WorkerStore, WorkerStoreSettings, settings_for_worker_store
 from rallypoint.store.tcp_server import TcpStoreServer
 
@@ -73,11 +74,12 @@ class MeetingPlace(Place):
         endpoint: Endpoint,
         run_id: str,
         max_nodes: int,
-        secret: bytes | None,
+        secret: bytes | Keyring | None,
         settings: Settings,
         take_in_worker: Callable[[socket.socket, str], None] | None = None,
     ) -> None:
-        """With `take_in_worker`, workers may come to the same address; it gets their connections."""
+        """With a `Keyring`, the host offers a secret. With `take_in_worker`, workers may come to the same address; it gets their
+        connections."""
         super().__init__(str(endpoint), settings.store_timeout_s, host_timeout_s=settings.host_timeout_s)
         self.endpoint = endpoint
         self._take_in_worker = take_in_worker
@@ -120,7 +122,8 @@ class MeetingPlace(Place):
             addresses = self._look_up(until)
             if addresses is None:
                 return  # the engine asks too, and can say so
-            may_be_everywhere = self._secret is not None and self._take_in_worker is None  # workers prove nothing
+            # Workers prove nothing, and a secret that is found may not be asked of everybody.
+            may_be_everywhere = isinstance(self._secret, bytes) and self._take_in_worker is None
             listeners = open_listeners(
                 endpoint.host,
                 endpoint.port,
@@ -136,10 +139,26 @@ class MeetingPlace(Place):
             return
         self._stop_trying()  # to reach by its name what is here now
         make_room(FILES_PER_NODE * self._max_nodes)
-        self.server = CoordinationServer(listeners, self._run_id, self._secret, take_in_worker=self._take_in_worker)
+        self.server, guard = self._guarded_server(listeners)
         self.server.start()
         self._is_name_of_loopback = is_loopback_here_only(endpoint.host, addresses)
-        self._tell_of_hosting(addresses)
+        self._tell_of_hosting(addresses, guard)
+
+    def _guarded_server(self, listeners: list[socket.socket]) -> tuple[CoordinationServer, str]:
+        """The server, and in words who may join, where that is not as the user has said."""
+        secret, boxes, judge, guard = self._secret, None, None, ""
+        if isinstance(secret, Keyring):
+            keyring, offer = secret, secret.offer()
+            secret = None
+            if offer is not None:
+                secret, boxes, guard = offer.secret, offer.boxes, str(offer)
+                judge = None if offer.is_strict else keyring.judge
+        if secret is None:
+            guard = "no secret: anyone who can reach it can join or end the job (see --secret)"
+        server = CoordinationServer(
+            listeners, self._run_id, secret, take_in_worker=self._take_in_worker, boxes=boxes, judge=judge
+        )
+        return server, guard
 
     def _look_up(self, until: float) -> list[Address] | None:
         """The addresses of the endpoint; None if no name server has answered by then. OSError: there are none."""
@@ -151,14 +170,13 @@ class MeetingPlace(Place):
             raise answer
         return answer
 
-    def _tell_of_hosting(self, addresses: list[Address]) -> None:
+    def _tell_of_hosting(self, addresses: list[Address], guard: str) -> None:
         endpoint = self.endpoint
-        open_to_all = "" if self._secret else "; no secret: anyone who can reach it can join or end the job (see --secret-file)"
-        report.info(f"this node hosts the coordination store at {endpoint}{open_to_all}")
+        report.info(f"this node hosts the coordination store at {endpoint}" + (f"; {guard}" if guard else ""))
         if self._is_name_of_loopback and not self._is_everywhere and self._max_nodes > 1:
             own = address_of_default_route()
             example = "" if own == LOOPBACK else f", e.g. {own},"
-            secret = "" if self._take_in_worker is not None else ", or give a secret with --secret-file"
+            secret = "" if self._take_in_worker is not None else ", or give a secret with --secret FILE"
             report.warn(
                 f"{endpoint.host} is {addresses[0][1][0]} here (see /etc/hosts): only this machine can reach the store;"
                 f" use its address{example} as the endpoint{secret}"
@@ -277,7 +295,7 @@ def create_handler(params: RendezvousParameters) -> RendezvousHandler:
             f"no endpoint is given, so the nodes meet at {Endpoint(host, port)}, where only agents on this machine can come;"
             f" for others give --rdzv-endpoint HOST:{port}, the same on all of them, where HOST is one of the nodes"
         )
-    secret = load_secret(settings, environment.own)
+    secret = secret_of(settings)
     place = MeetingPlace(Endpoint(host, port), params.run_id, params.max_nodes, secret, settings)
     terms = terms_of(settings, params.max_nodes, NODES_PER_KEEPALIVE_SECOND)
     return DynamicRendezvous(params, settings, place, terms, WorkerStore(settings_for_worker_store(settings, environment.own)))
@@ -296,7 +314,7 @@ def create_static_handler(params: RendezvousParameters, endpoint: Endpoint, rank
         )
     door = SharedDoor(WorkerStoreSettings(limit_bytes=settings.worker_store_memory), endpoint)
     announce(f"static rendezvous at {endpoint}: {params.max_nodes} nodes", settings, but="worker_store_port")
-    secret = load_secret(settings, environment.own)
+    secret = secret_of(settings)
     place = MeetingPlace(endpoint, params.run_id, params.max_nodes, secret, settings, door.take_in)
     fixed = RendezvousParameters(
         params.backend, params.endpoint, params.run_id, params.max_nodes, params.max_nodes, params.local_addr, **params.config

@@ -8,7 +8,8 @@ have a flag of their own, which fills ``--rdzv-conf``.
 that is printed at the start of a job, and by the documentation.
 
 The job's secret, which every node of a job knows and nobody else does, so that no stranger can join it or read it, comes from a
-file (``secret_file``) or from the variable ``RALLYPOINT_SECRET``, which workers do not inherit.
+file (``secret`` or ``secret_file``), or from the variable ``RALLYPOINT_SECRET``, which workers do not inherit and which is the
+secret, not the place of it. Where none of them says anything, `rendezvous.secrets` sees to it.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ __all__ = [
     "check_node_unit",
     "converted",
     "describe",
+    "is_secret_looked_for",
     "load_secret",
     "markdown",
     "mismatch",
@@ -218,10 +220,11 @@ class Setting(Field):
         shared: bool = False,
         other_name: str = "",
         key: str = "",
+        has_variable: bool = True,
     ) -> None:
         super().__init__(default)
         self.kind, self.help, self.key, self.other_name = kind, help, key, other_name
-        self.has_flag, self.shared = has_flag, shared
+        self.has_flag, self.shared, self.has_variable = has_flag, shared, has_variable
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.used, self.field, self.key = True, name, name.removesuffix("_s")
@@ -232,7 +235,7 @@ class Setting(Field):
 
     @property
     def variable(self) -> str:
-        return f"{defaults.ENV_SETTING_PREFIX}{self.key.upper()}"
+        return f"{defaults.ENV_SETTING_PREFIX}{self.key.upper()}" if self.has_variable else ""
 
 
 def setting(kind: Kind, default: object, help: str, **more: Any) -> Any:
@@ -276,6 +279,9 @@ class Settings(Value):
         "The rank this node must get, exclusively; -1 or none lets the job choose.", has_flag=True)
     is_host: bool | None = setting("truth", None,
         "Whether this node hosts the store: true or false. Default: it does if the endpoint is one of its addresses.")
+    secret: str = setting("path", defaults.SECRET_AUTO,
+        "Where the job's secret comes from: auto, by munge or from the home where these can be had; none; or a file with it.",
+        has_flag=True, has_variable=False)
     secret_file: str | None = setting("path", None,
         "File with the job's secret, at least 16 bytes, the same on all nodes.", has_flag=True)
     restart_backoff_s: float = setting("seconds_or_0", defaults.RESTART_BACKOFF_S,
@@ -623,16 +629,34 @@ _NEW_SECRET = "make one with: python3 -c 'import secrets; print(secrets.token_he
 
 def load_secret(settings: Settings, environ: Mapping[str, str]) -> bytes | None:
     """The secret, or None where none was given; blanks and line ends after it do not belong to it."""
-    path, variable = settings.secret_file, environ.get(defaults.ENV_SECRET)
+    path, source, variable = *_secret_path(settings), environ.get(defaults.ENV_SECRET)
     if path is None:
-        return None if not variable else _checked_secret(os.fsencode(variable), defaults.ENV_SECRET)
-    source = f"secret_file ({settings.source('secret_file')})"
-    if variable:
+        if not variable or variable in defaults.SECRET_WORDS:
+            return None
+        if settings.is_given("secret"):
+            raise UsageError(f"{source} is {settings.secret}, and {defaults.ENV_SECRET} has a secret; leave one out")
+        return _checked_secret(os.fsencode(variable), defaults.ENV_SECRET)
+    if variable and variable not in defaults.SECRET_WORDS:
         raise UsageError(f"the job's secret is given twice, in {source} and in {defaults.ENV_SECRET}; leave one out")
     try:
         return _checked_secret(_read_secret(path, source), f"{source}: {path}")
     except OSError as error:
         raise UsageError(f"{source}: {path} cannot be read: {error.strerror}") from error
+
+
+def is_secret_looked_for(settings: Settings, environ: Mapping[str, str]) -> bool:
+    """Whether one is to be had that nobody has given."""
+    word = settings.secret if settings.is_given("secret") else environ.get(defaults.ENV_SECRET) or settings.secret
+    return settings.secret_file is None and word == defaults.SECRET_AUTO
+
+
+def _secret_path(settings: Settings) -> tuple[str | None, str]:
+    """The file with the secret, and where it was given."""
+    has_path = settings.secret not in defaults.SECRET_WORDS
+    secret, file = (f"{key} ({settings.source(key)})" for key in ("secret", "secret_file"))
+    if settings.is_given("secret") and settings.secret_file is not None and settings.secret != settings.secret_file:
+        raise UsageError(f"{secret} is {settings.secret}, and {file} is {settings.secret_file}; leave one out")
+    return (settings.secret, secret) if has_path else (settings.secret_file, secret if settings.is_given("secret") else file)
 
 
 def _read_secret(path: str, source: str) -> bytes:
@@ -641,7 +665,7 @@ def _read_secret(path: str, source: str) -> bytes:
         mode = os.fstat(file.fileno()).st_mode
         if not stat.S_ISREG(mode):
             raise UsageError(f"{source}: {path} is not a regular file")
-        if mode & (stat.S_IRGRP | stat.S_IROTH):
+        if mode & (stat.S_IRGRP | stat.S_IROTH) and path != defaults.MOUNTED_SECRET:
             report.warn(f"{source}: {path} can be read by other users of this machine; chmod 600 it")
         return file.read(_MOST_SECRET + 1)
 

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from typing import Protocol
 
     from rallypoint.coordination.embedded.dialling import Call, Dial
+    from rallypoint.coordination.embedded.handshake import Secret
     from rallypoint.net.endpoint import Address
 
     Clock = Callable[[], float]
@@ -77,6 +78,7 @@ class Line:
         self.poll = poll
         self.incarnation = ""
         self.token = ""  # of the session that the latest welcome began
+        self.secret: bytes | None = None  # by which that one was welcomed
         self.local_address = ""  # as of the latest welcome
         self.unreachable_since: float | None = now
         self.dialler = Dialler(host, port, call, poll)
@@ -171,7 +173,7 @@ class Line:
         if self.incarnation not in ("", welcome.incarnation):
             self._hang_up()
             raise StoreReplacedError(f"the store at {self.name} has ended, and was started anew")
-        self.incarnation, self.token = welcome.incarnation, welcome.session
+        self.incarnation, self.token, self.secret = welcome.incarnation, welcome.session, self._link.secret
         self.local_address = self._link.local_address()
         self.unreachable_since, self._opened_at = None, now
         self._listener.on_open(now)
@@ -322,7 +324,7 @@ class EmbeddedCoordination(Coordination):
         host: str,
         port: int,
         run_id: str,
-        secret: bytes | None,
+        secret: Secret,
         *,
         clock: Clock = time.monotonic,
         dial: Dial = dial,
@@ -330,12 +332,13 @@ class EmbeddedCoordination(Coordination):
     ) -> None:
         self._clock = clock
         self._dial = dial
-        self._run_id, self._secret = run_id, secret
+        self._run_id, self._given_secret = run_id, secret
         self._where = host, port
         self._line = Line(host, port, self._begin_link, poll(), self, clock())
         self._watches = Watches()
         self._lease: HeldLease | None = None
         self._token = ""  # of the session whose lease that is
+        self._secret: bytes | None = None  # by which that session was begun
         self._end: CoordinationError | None = None
         self._failed_watch: CompactedError | None = None
         self._wake_fd = WakeFd()
@@ -343,7 +346,7 @@ class EmbeddedCoordination(Coordination):
         self._is_closed = False
 
     def _begin_link(self, address: Address, now: float) -> Link:
-        return Link(self._dial(address), ClientHandshake(self._run_id, self._secret), now)
+        return Link(self._dial(address), ClientHandshake(self._run_id, self._given_secret), now)
 
     def connect(self, deadline: float) -> None:
         """Be welcomed by the store; UnreachableError if that does not come about until `deadline`."""
@@ -526,19 +529,22 @@ class EmbeddedCoordination(Coordination):
     def on_open(self, now: float) -> None:
         """Take up the session, if there is a lease to be saved, and the watches."""
         if self._lease is None or self._lease.is_lost:
-            self._token = self._line.token
+            self._begin_session()
         else:
             self._line.ask(self._on_resumed(self._lease, now), "resume", self._token)
         for prefix, revision in self._watches.renew():
             self._line.ask(self._on_watch_again(prefix), "watch", prefix, revision)
         self._line.flush(now)
 
+    def _begin_session(self) -> None:
+        self._token, self._secret = self._line.token, self._line.secret
+
     def _on_resumed(self, lease: HeldLease, asked_at: float) -> Handler:
         def handle(what: str, fields: list[object]) -> None:
             lease.note_answer(asked_at, fields == [lease.number])
             is_taken_up = what == "resumed" and fields != [0]  # maybe with another lease, if we never heard that it was granted
             if not is_taken_up:
-                self._token = self._line.token
+                self._begin_session()
 
         return handle
 

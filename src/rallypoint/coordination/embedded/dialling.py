@@ -203,6 +203,11 @@ class Link:
         return self._handshake.welcome
 
     @property
+    def secret(self) -> bytes | None:
+        """Which one both sides have proven to know; None if none."""
+        return self._handshake.secret
+
+    @property
     def wanted_events(self) -> int:
         if not self.is_connected:
             return select.EPOLLOUT

@@ -11,6 +11,17 @@ that it knows the secret and the job's name, without telling either:
 The keys that seal all later frames are made from the secret, the job's name and both nonces, so they are new for each connection.
 Whoever listens can try out secrets on what he has seen: a secret is to be drawn at random, not thought up.
 
+A node that was given no secret may be able to find it: then it says so, and gets from the store, with the challenge, *boxes* that
+hold the secret, each of which only some can open, such as the same user's processes where munge says who those are:
+
+    node  → hello      as without a secret, and that it opens boxes
+    store → challenge  version, a nonce, the boxes
+    node  → proof      as above; or that it could open none of them
+
+A box is no proof: it may be old, or copied from elsewhere. What counts is the proof that follows, over fresh nonces. To one who
+can open none, the store may still listen as if there were no secret, or refuse it: that is for whoever made the boxes to say. A
+node that has opened a box of its job once wants no store without, so that nobody can talk it out of that.
+
 The warden of an agent that is dead greets in another way, to *testify* that every process of its node is gone, and is not let in:
 
     warden → hello      version, the number of its node's lease, a nonce
@@ -45,12 +56,22 @@ from rallypoint.coordination.testimony import AGENT
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any
+    from collections.abc import Callable, Mapping
+    from typing import Any, Protocol
+
+    class Opener(Protocol):
+        """Finds the secret in what a store offers, as long as there is something that it can open."""
+
+        @property
+        def has_opened(self) -> bool: ...
+
+        def open(self, boxes: Mapping[str, str]) -> bytes | None: ...
+
+    Secret = bytes | Opener | None
 
 __all__ = [
-    "PROTOCOL_VERSION", "ClientHandshake", "HandshakeRefused", "Keys", "NameQuestion", "ServerHandshake", "Welcome",
-    "make_testimony",
+    "PROTOCOL_VERSION", "Boxes", "ClientHandshake", "HandshakeRefused", "Keys", "NameQuestion", "Owner", "ServerHandshake",
+    "Welcome", "make_testimony",
 ]  # fmt: skip
 
 PROTOCOL_VERSION = 2
@@ -58,6 +79,7 @@ MAGIC = "rallypoint store"
 NONCE_BYTES = 16
 PROOF_BYTES = 32
 LARGEST_LEASE = 2**63
+UNABLE = b'{"unable":true}'
 LONGEST_NAME = 500  # of the job's name, as JSON: the greeting has to fit into a small frame
 SHOWN_NAME = 40
 TOLD_CHARACTERS = 500  # of a peer's refusal
@@ -73,6 +95,16 @@ class Keys(Value):
     proof: bytes
     from_client: bytes
     from_server: bytes
+
+
+class Boxes(Value):
+    """What a store offers to nodes that were given no secret: boxes by kind, and who is listened to that can open none.
+
+    `judge` gets the connection and says why not, if that is so; without one nobody is.
+    """
+
+    by_kind: Mapping[str, str]
+    judge: Callable[[], str] | None = None
 
 
 class Welcome(Value):
@@ -170,13 +202,20 @@ class ServerHandshake:
     """The store's side, for one connection."""
 
     def __init__(
-        self, run_id: str, secret: bytes | None, welcome: Welcome, token_of: Callable[[int], str | None] = lambda _: None
+        self,
+        run_id: str,
+        secret: bytes | None,
+        welcome: Welcome,
+        owner_of: Callable[[int], Owner | None] = lambda _: None,
+        boxes: Boxes | None = None,
     ) -> None:
-        """`token_of` knows the token of the session that has a lease of this number."""
+        """`owner_of` knows whose the lease of this number is; `boxes` hold the secret."""
         self._run_id = run_id
         self._secret = secret
         self._welcome = welcome
-        self._token_of = token_of
+        self._owner_of = owner_of
+        self._boxes = boxes
+        self._offered: dict[str, Any] | None = None  # the greeting of one who was offered boxes
         self._nonce = os.urandom(NONCE_BYTES)
         self._keys: Keys | None = None
         self._testimony: tuple[int, bytes] | None = None  # the lease, and the nonce, of one that is under way
@@ -190,6 +229,8 @@ class ServerHandshake:
     def answer(self, body: bytes) -> bytes:
         """What to send for what came; once `is_over`, it is the welcome, and it and all that follows has the seals."""
         message = _decode(body)
+        if self._offered is not None and "proof" not in message:
+            return self._answer_unproven(self._offered)
         if self._keys is not None:
             return self._answer_proof(message, self._keys)
         if self._testimony is not None:
@@ -202,43 +243,58 @@ class ServerHandshake:
         if "testimony" in message:
             self._testimony = _lease(message), _nonce(message, "nonce", NONCE_BYTES)
             return self._own_nonce()
-        if _field(message, "secret", bool) != (self._secret is not None):
-            raise HandshakeRefused(
-                "this store asks for a secret, and the node has none"
-                if self._secret is not None
-                else "the node has a secret, and this store has none"
-            )
+        knows_it = _field(message, "secret", bool)
+        if knows_it and self._secret is None:
+            raise HandshakeRefused("the node has a secret, and this store has none")
+        opens_boxes = self._boxes is not None and message.get("opens") is True
+        if self._secret is not None and not knows_it and not opens_boxes:
+            return self._answer_unproven(message)
+        if opens_boxes:
+            self._offered = message
+        return self._challenge(message, self._secret) if self._secret is not None else self._answer_openly(message)
+
+    def _challenge(self, message: dict[str, Any], secret: bytes) -> bytes:
+        nonce = _nonce(message, "nonce", NONCE_BYTES)
         if "question" in message:
-            return self._hear_question(message)
-        if self._secret is not None:
-            self._keys = derive_keys(self._secret, self._run_id, _nonce(message, "nonce", NONCE_BYTES), self._nonce)
-            return self._own_nonce()
-        theirs, ours = _field(message, "run_id", str), short_name(self._run_id)
-        if theirs != ours:
-            raise HandshakeRefused(f"this is the store of job {ours!r}, and the node belongs to job {theirs!r}")
+            self._asker_nonce = nonce
+        else:
+            self._keys = derive_keys(secret, self._run_id, nonce, self._nonce)
+        return self._own_nonce({} if self._offered is None or self._boxes is None else {"boxes": dict(self._boxes.by_kind)})
+
+    def _answer_unproven(self, message: dict[str, Any]) -> bytes:
+        """To one who has no secret, and could find none."""
+        if self._boxes is None or self._boxes.judge is None:
+            raise HandshakeRefused(f"this store asks for a secret, and the node has none{self._advice()}")
+        if objection := self._boxes.judge():
+            raise HandshakeRefused(objection)
+        self._keys = self._asker_nonce = self._offered = None
+        return self._answer_openly(message)
+
+    def _advice(self) -> str:
+        kinds = " or ".join(self._boxes.by_kind) if self._boxes is not None else ""
+        return f" and could not open what it is in ({kinds}); give the same --secret FILE to all nodes" if kinds else ""
+
+    def _answer_openly(self, message: dict[str, Any]) -> bytes:
+        if "question" in message:
+            self.has_told_name = True
+            return _encode({"job": self._run_id})
+        self._check_job(_field(message, "run_id", str))
         return self._finish()
 
-    def _own_nonce(self) -> bytes:
-        return _encode({"version": PROTOCOL_VERSION, "nonce": self._nonce.hex()})
+    def _own_nonce(self, more: Mapping[str, object] = {}) -> bytes:
+        return _encode({"version": PROTOCOL_VERSION, "nonce": self._nonce.hex(), **more})
 
     def _hear(self, message: dict[str, Any], lease: int, nonce: bytes) -> bytes:
         """A testimony for a lease that has ended is as good as none, whoever gives it."""
         told = _nonce(message, "proof", PROOF_BYTES)
-        token = self._token_of(lease)
-        if token is not None:
-            key = testimony_key(self._secret, self._run_id, token)
+        owner = self._owner_of(lease)
+        if owner is not None:
+            key = testimony_key(self._secret if owner.is_proven else None, self._run_id, owner.token)
             due = hmac.digest(key, testimony_context(lease, nonce) + self._nonce, "sha256")
             if not hmac.compare_digest(told, due):
                 raise HandshakeRefused(f"it testified for the owner of lease {lease} and could not prove to be its warden")
-        self.vouched_lease = lease if token is not None else 0
-        return _encode({"heard": token is not None})
-
-    def _hear_question(self, message: dict[str, Any]) -> bytes:
-        if self._secret is not None:
-            self._asker_nonce = _nonce(message, "nonce", NONCE_BYTES)
-            return self._own_nonce()
-        self.has_told_name = True
-        return _encode({"job": self._run_id})
+        self.vouched_lease = lease if owner is not None else 0
+        return _encode({"heard": owner is not None})
 
     def _tell_name(self, message: dict[str, Any], secret: bytes, nonce: bytes) -> bytes:
         if not hmac.compare_digest(_nonce(message, "proof", PROOF_BYTES), name_proof(secret, nonce, self._nonce)):
@@ -247,10 +303,26 @@ class ServerHandshake:
         return _encode({"job": self._run_id, "proof": name_proof(secret, nonce, self._nonce, self._run_id).hex()})
 
     def _answer_proof(self, message: dict[str, Any], keys: Keys) -> bytes:
-        if not hmac.compare_digest(_nonce(message, "proof", len(keys.proof)), keys.proof):
+        proof = _nonce(message, "proof", len(keys.proof))
+        if not hmac.compare_digest(proof, keys.proof):
+            self._refuse_other_job(proof)
             raise HandshakeRefused("the secret, or the name of the job, is not the same on the node as at the store")
         self.incoming, self.outgoing = Seal(keys.from_client), Seal(keys.from_server)
         return self._finish()
+
+    def _refuse_other_job(self, proof: bytes) -> None:
+        """Who said for which job it comes, and knows the secret, may be told more."""
+        if self._offered is None or self._secret is None:
+            return
+        theirs = _field(self._offered, "run_id", str)
+        theirs_keys = derive_keys(self._secret, theirs, _nonce(self._offered, "nonce", NONCE_BYTES), self._nonce)
+        if hmac.compare_digest(proof, theirs_keys.proof):
+            self._check_job(theirs)
+
+    def _check_job(self, theirs: str) -> None:
+        ours = short_name(self._run_id)
+        if theirs != ours:
+            raise HandshakeRefused(f"this is the store of job {ours!r}, and the node belongs to job {theirs!r}")
 
     def _finish(self) -> bytes:
         self.is_over = True
@@ -261,28 +333,43 @@ class ServerHandshake:
         return _encode({"refused": reason[:TOLD_CHARACTERS]})
 
 
+class Owner(Value):
+    """Of a lease: the token of its session, and whether whoever began it has proven to know the secret."""
+
+    token: str
+    is_proven: bool = True
+
+
 class ClientHandshake:
     """A node's side, for one connection. What cannot be understood is refused: whatever answers there is no store of ours."""
 
-    def __init__(self, run_id: str, secret: bytes | None) -> None:
+    def __init__(self, run_id: str, secret: Secret) -> None:
+        """`secret` may be who finds it in the store's boxes."""
         self._run_id = run_id
-        self._secret = secret
+        self.secret, self._opener = _known_and_opener(secret)  # the secret, once it is known
         self._nonce = os.urandom(NONCE_BYTES)
         self.incoming: Seal | None = None
         self.outgoing: Seal | None = None
         self.welcome: Welcome | None = None
 
     def hello(self) -> bytes:
-        message = {"magic": MAGIC, "version": PROTOCOL_VERSION, "secret": self._secret is not None, "nonce": self._nonce.hex()}
-        if self._secret is None:
+        message = _greeting(self.secret, self._opener, self._nonce)
+        if self.secret is None:
             message["run_id"] = short_name(self._run_id)
         return _encode(message)
 
     def answer(self, frame: bytes) -> bytes | None:
         """What to send for what came; None after the welcome, when all that follows has the seals."""
-        if self._secret is not None and self.incoming is None:
-            return self._prove(_accepting(frame), self._secret)
-        message = _accepting(frame) if self.incoming is None else _decode(self._open(frame, self.incoming))
+        if self.incoming is None:
+            message = _accepting(frame)
+            if self._opener is not None:
+                self.secret, self._opener = _found(self._opener, message), None
+                if self.secret is None and "boxes" in message:
+                    return UNABLE
+            if self.secret is not None:
+                return self._prove(message, self.secret)
+        else:
+            message = _decode(self._open(frame, self.incoming))
         self.welcome = Welcome(_field(message, "incarnation", str), _field(message, "session", str))
         return None
 
@@ -304,19 +391,22 @@ class ClientHandshake:
 class NameQuestion:
     """The side of who asks which job it is, for one connection."""
 
-    def __init__(self, secret: bytes | None) -> None:
-        self._secret = secret
+    def __init__(self, secret: Secret) -> None:
+        self._secret, self._opener = _known_and_opener(secret)
         self._nonce = os.urandom(NONCE_BYTES)
         self._store_nonce: bytes | None = None
         self.job: str | None = None
 
     def hello(self) -> bytes:
-        has_secret, nonce = self._secret is not None, self._nonce.hex()
-        return _encode({"magic": MAGIC, "version": PROTOCOL_VERSION, "secret": has_secret, "nonce": nonce, "question": "job"})
+        return _encode({**_greeting(self._secret, self._opener, self._nonce), "question": "job"})
 
     def answer(self, frame: bytes) -> bytes | None:
         """What to send for what came; None once the job is known."""
         message = _accepting(frame)
+        if self._opener is not None:
+            self._secret, self._opener = _found(self._opener, message), None
+            if self._secret is None and "boxes" in message:
+                return UNABLE
         if self._secret is not None and self._store_nonce is None:
             _check_version(_field(message, "version", int), "the store", "this program")
             self._store_nonce = _nonce(message, "nonce", NONCE_BYTES)
@@ -328,6 +418,28 @@ class NameQuestion:
                 raise HandshakeRefused("the store could not prove that it knows the secret")
         self.job = job
         return None
+
+
+def _known_and_opener(secret: Secret) -> tuple[bytes | None, Opener | None]:
+    return (secret, None) if secret is None or isinstance(secret, bytes) else (None, secret)
+
+
+def _greeting(secret: bytes | None, opener: Opener | None, nonce: bytes) -> dict[str, Any]:
+    message = {"magic": MAGIC, "version": PROTOCOL_VERSION, "secret": secret is not None, "nonce": nonce.hex()}
+    return message if opener is None else {**message, "opens": True}
+
+
+def _found(opener: Opener, message: dict[str, Any]) -> bytes | None:
+    """The secret, from the first thing that a store says; None where it has none, or none that we can open."""
+    offered = message.get("boxes", {})
+    if type(offered) is not dict or not all(type(text) is str for text in offered.values()):
+        raise FrameError("the greeting has no proper 'boxes'")
+    if "boxes" in message:
+        _check_version(_field(message, "version", int), "the store", "this node")
+    secret = opener.open(offered) if offered else None
+    if secret is None and opener.has_opened:
+        raise HandshakeRefused("this store cannot show that it knows the job's secret, as the one before could")
+    return secret
 
 
 def _accepting(frame: bytes) -> dict[str, Any]:

@@ -11,13 +11,17 @@ from rallypoint.coordination.embedded.wire import LARGE_FRAME_BYTES, FrameError,
 from rallypoint.coordination.engine import RefusedError, UnreachableError
 from rallypoint.net.endpoint import look_up
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from rallypoint.coordination.embedded.handshake import Secret
+
 __all__ = ["job_at"]
 
 CONNECT_S = 3.0
 READ_BYTES = 64 * 1024
 
 
-def job_at(host: str, port: int, secret: bytes | None, deadline: float) -> str:
+def job_at(host: str, port: int, secret: Secret, deadline: float) -> str:
     """The name of the job whose nodes meet there. UnreachableError: nobody answers; RefusedError: it is not told to us."""
     where, trouble = host_port(host, port), "its name has no address"
     try:

@@ -14,10 +14,11 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 
 from rallypoint.base.limits import STRANGERS_IN_RESERVE, is_reserved
-from rallypoint.coordination.embedded.handshake import HandshakeRefused, ServerHandshake, Welcome
+from rallypoint.coordination.embedded.handshake import Boxes, HandshakeRefused, ServerHandshake, Welcome
 from rallypoint.coordination.embedded.service import Session, StoreService, new_token
 from rallypoint.coordination.embedded.wire import LARGE_FRAME_BYTES, FrameError, Inbox, Seal, encode, make_frame
 from rallypoint.coordination.keyspace import Keyspace
@@ -106,6 +107,7 @@ class Connection:
         """The handshake is over: larger frames, with the seals."""
         self.is_welcome = True
         self.session.connection = self
+        self.session.is_proven = self.handshake.incoming is not None
         self.inbox.limit = LARGE_FRAME_BYTES
         self.inbox.seal = self.handshake.incoming
         self._seal = self.handshake.outgoing
@@ -201,13 +203,20 @@ class CoordinationServer:
         *,
         clock: Callable[[], float] = time.monotonic,
         take_in_worker: Callable[[socket.socket, str], None] | None = None,
+        boxes: Mapping[str, str] | None = None,
+        judge: Callable[[socket.socket], str] | None = None,
     ) -> None:
-        """`take_in_worker` gets the connections of those who speak torch's TCPStore protocol; without it they are refused."""
+        """`take_in_worker` gets the connections of those who speak torch's TCPStore protocol; without it they are refused.
+
+        `boxes` hold the secret, for those who were given none; `judge` says why who can open none is not heard, and nothing if it
+        is.
+        """
         self.incarnation = os.urandom(INCARNATION_BYTES).hex()
         self.addresses = [address_of(sock) for sock in sockets]
         self._run_id, self._secret = run_id, secret
         self._clock = clock
         self._take_in_worker = take_in_worker
+        self._boxes, self._judge = boxes, judge
         self._service = StoreService(Keyspace())
         self._connections: dict[int, Connection] = {}
         self._strangers: dict[int, Connection] = {}  # in the order in which they came
@@ -301,7 +310,8 @@ class CoordinationServer:
             sock.close()
             return
         welcome = Welcome(self.incarnation, new_token())
-        handshake = ServerHandshake(self._run_id, self._secret, welcome, self._service.sessions.token_of)
+        boxes = None if self._boxes is None else Boxes(self._boxes, self._judge and partial(self._judge, sock))
+        handshake = ServerHandshake(self._run_id, self._secret, welcome, self._service.sessions.owner_of, boxes)
         connection = Connection(sock, peer, handshake, Session(welcome.session), now)
         self._connections[connection.fd] = self._strangers[connection.fd] = connection
         self._poll.register(connection.fd, select.EPOLLIN)

@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 
 from rallypoint.coordination.embedded import wire
+from rallypoint.coordination.embedded.handshake import Owner
 from rallypoint.coordination.embedded.wire import RequestError, encode, encode_in_parts, number, text
 from rallypoint.coordination.keyspace import Compacted, Keyspace, UnknownLease
 from rallypoint.coordination.model import Event, Put, Transaction
@@ -104,11 +105,13 @@ def new_token() -> str:
 class Session:
     """Begins with a welcome and outlives its connection while it has a lease, which is 0 while it has none.
 
-    Whoever knows its token, a random number that only its owner was told, may take it up on a new connection.
+    Whoever knows its token, a random number that only its owner was told, may take it up on a new connection. As tokens can be
+    overheard, who has not proven to know the secret takes up none that was begun by somebody who had.
     """
 
     def __init__(self, token: str) -> None:
         self.token = token
+        self.is_proven = False
         self.connection: Connection | None = None
         self.lease = 0
         self.left_at = 0.0
@@ -142,10 +145,10 @@ class Sessions:
         """Whether it has a lease still, which then lives on."""
         return bool(session.lease) and self._keyspace.keep_alive(session.lease, now)
 
-    def token_of(self, lease: int) -> str | None:
-        """The token of the session that has this lease; None if it has ended."""
+    def owner_of(self, lease: int) -> Owner | None:
+        """Of the session that has this lease; None if it has ended."""
         session = self._by_lease.get(lease)
-        return session.token if session is not None and self._keyspace.has_lease(lease) else None
+        return Owner(session.token, session.is_proven) if session is not None and self._keyspace.has_lease(lease) else None
 
     def leave(self, session: Session, now: float) -> None:
         """Its connection has ended, which says nothing about its owner; with a lease it may come back."""
@@ -155,10 +158,10 @@ class Sessions:
             self._away[session.token] = session
         self._forget_those_away(now)
 
-    def resume(self, token: str, now: float) -> Session | None:
+    def resume(self, token: str, is_proven: bool, now: float) -> Session | None:
         """The session of that token, if its lease lives."""
         session = self._sessions.get(token)
-        if session is None or not self._keyspace.keep_alive(session.lease, now):
+        if session is None or session.is_proven > is_proven or not self._keyspace.keep_alive(session.lease, now):
             return None
         self._away.pop(token, None)
         return session
@@ -317,7 +320,7 @@ class StoreService:
         token = arguments[0]
         if type(token) is not str or len(token) > TOKEN_CHARACTERS or session.lease:
             raise RequestError("nothing to take up")
-        known = self.sessions.resume(token, self._now)
+        known = self.sessions.resume(token, session.is_proven, self._now)
         connection.send(encode([request_id, "resumed", 0 if known is None else known.lease]))
         if known is not None:
             if known.connection is not None:
