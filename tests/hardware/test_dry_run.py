@@ -58,6 +58,8 @@ job
   nodes         1
   workers here  1, role trainer
   rendezvous    c10d at node0:29400
+  listens       the store of the workers: 127.0.0.1, any free port; whoever reaches it; torch's protocol has no secret
+                commands such as ps and stop: a socket in a folder of this user's own; the same user, as the kernel says
   restarts      0 at most
   time-outs     SIGKILL 30 s after the first signal, given up 10 s after SIGKILL, exit barrier 300 s
   signals       SIGTERM,SIGINT,SIGHUP,SIGQUIT, passed on to the workers

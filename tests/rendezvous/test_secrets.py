@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -26,7 +27,7 @@ COMMAND = """#!/bin/sh
 @pytest.fixture
 def said() -> Iterator[list[str]]:
     lines: list[str] = []
-    report.set_sink(lambda _level, text: lines.append(text))
+    report.set_sink(lambda level, text: lines.append(text) if level > logging.DEBUG else None)
     yield lines
     report.set_sink(None)
 

@@ -30,6 +30,7 @@ from rallypoint.rendezvous.settings import (
 EXAMPLES = {
     "seconds": "2.5", "seconds_or_0": "2.5", "count": "7", "rank": "3", "truth": "true", "path": "/a/b", "codes": "2+64",
     "limit": "5", "store": "tcp", "number": "1", "worker_store": "rank0", "ports": "29600-29700", "size": "500M",
+    "visitors": "any",
 }  # fmt: skip
 USED = [setting for setting in SETTINGS if setting.used]
 each = pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.key)
@@ -91,9 +92,10 @@ def test_each_is_set_by_config_by_variable_and_by_file(setting: Setting, conf: A
     text = EXAMPLES[setting.kind]
     path = conf(f"# about us\n\n{setting.key} = {text}  # because\n")
     expected = CONVERTERS[setting.kind][0](text)
+    by_variable = [({}, {setting.variable: text}, setting.variable)] if setting.has_variable else []
     ways: list[tuple[dict[str, Any], dict[str, str], str]] = [
         ({setting.key: text}, {}, "--rdzv-conf"),
-        ({}, {setting.variable: text}, setting.variable),
+        *by_variable,
         ({}, {"RALLYPOINT_CONF": path}, f"{path}:3"),
         ({"conf_file": path}, {}, f"{path}:3"),
     ]
@@ -102,6 +104,12 @@ def test_each_is_set_by_config_by_variable_and_by_file(setting: Setting, conf: A
         assert getattr(read, setting.field) == expected
         assert read.source(setting.key).endswith(source)
         assert f"{setting.key} {shown(setting.kind, expected)} (" in describe(read)
+
+
+def test_what_the_variable_of_the_secret_holds_is_the_secret() -> None:
+    """And not the place of it, so that this one setting has no variable."""
+    assert [setting.key for setting in USED if not setting.has_variable] == ["secret"]
+    assert read_settings({}, {"RALLYPOINT_SECRET": "correct horse battery staple"}) == Settings()
 
 
 def test_the_nearest_wins(conf: Any) -> None:
@@ -153,6 +161,7 @@ BAD = {
     "count": ["0", "-1", "1.5", 1.5, "many", True, "9999999999"], "rank": ["-2", "1.5", "x", True], "limit": ["-2", "x"],
     "truth": ["maybe", 2, 1.5], "path": ["", "a\nb", 7, "x" * 5000], "codes": ["0", "256", "2;64", "-65", 2, [1.5], "x"],
     "store": ["folder", "file", 1], "number": ["x", []],
+    "visitors": ["", "all", 1],
     "worker_store": ["", "host", 1], "ports": [-1, 65536, "5-4", "0-5", "1-2-3", "a"], "size": [0, "0G", -1, "1T", True, "large"],
 }  # fmt: skip
 
@@ -164,7 +173,8 @@ def test_a_bad_value_is_told_with_key_value_and_source(setting: Setting, conf: A
         assert f"--rdzv-conf: {setting.key} must be " in told
         assert told.endswith(f"not {value!r}")
     text = str(BAD[setting.kind][-1])
-    assert refusal({}, {setting.variable: text}).startswith(f"{setting.variable}: {setting.key} must be ")
+    if setting.has_variable:
+        assert refusal({}, {setting.variable: text}).startswith(f"{setting.variable}: {setting.key} must be ")
     path = conf(f"{setting.key} = {text}")
     assert refusal({"conf_file": path}).startswith(f"{path}:1: {setting.key} must be ")
 

@@ -6,7 +6,7 @@ __all__ = ["GROUPS", "toctrees"]
 
 GROUPS = {
     "Begin": ("quickstart", "coming-from-torchrun", "disasters"),
-    "Run jobs": ("rendezvous", "schedulers", "etcd", "preemption", "recovery", "affinity", "data", "store", "timers"),
+    "Run jobs": ("rendezvous", "schedulers", "etcd", "preemption", "recovery", "affinity", "data", "store", "security", "timers"),
     "On call": ("failures", "hangs", "inspect", "control-plane", "logs", "events", "health", "notifications", "signals"),
     "Programs": ("python-api", "compat", "torchrun-plugin"),
     "Plug-ins": ("plugin-backend", "plugin-logs", "plugin-events", "plugin-preflight", "plugin-scheduler"),

@@ -137,6 +137,7 @@ SSH_TIMEOUT_S = 3.5  # of silence; with a second from SIGTERM to SIGKILL, nothin
 STORE_TIMEOUT_S = 300  # for a key that is not there yet
 BARRIER_TIMEOUT_S = 300
 TRACE_TIMEOUT_S = 10  # to find out who is missing at a barrier
+WORKER_STORE_FROM_NODES, WORKER_STORE_FROM_ANY = "nodes", "any"
 WORKER_STORE = "agent"  # of group rank 0
 WORKER_STORE_RANK0 = "rank0"  # the worker of rank 0
 WORKER_STORE_PORTS = (0, 0)  # any that is free

@@ -19,6 +19,7 @@ from rallypoint.agent.workers import WorkerGroup, WorkerSpec, workers_of
 from rallypoint.base import defaults, environment
 from rallypoint.base.text import ranges, size_text
 from rallypoint.checkpoint.layout import share_out
+from rallypoint.cli.listeners import listeners
 from rallypoint.errors import UsageError
 from rallypoint.net.endpoint import parse_rendezvous_endpoint
 from rallypoint.output.log_specs import DefaultLogsSpecs, LogsDest
@@ -66,6 +67,7 @@ def _job(config: LaunchConfig, preload: str, has_own_logs: bool) -> Iterator[str
     yield from _row("preload", preload)
     yield from _row("rendezvous", " at ".join(filter(None, [config.rdzv_backend, _veil(config.rdzv_endpoint)])))
     yield from _row("settings", _settings(config))
+    yield from _row("listens", *map(str, listeners(config)))
     yield from _row("restarts", f"{config.max_restarts} at most" + _pauses(config))
     yield from _row("time-outs", ", ".join(_time_outs(config)))
     yield from _row("signals", f"{config.signals_to_handle or 'none'}, passed on to the workers")

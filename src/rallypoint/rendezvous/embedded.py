@@ -194,6 +194,11 @@ class MeetingPlace(Place):
         addresses = [address[0] for address in self.server.addresses]
         return "127.0.0.1" if "0.0.0.0" in addresses else "::1" if "::" in addresses else addresses[0]
 
+    def objection(self, worker: socket.socket) -> str:
+        """Why somebody who has come to the workers' store is none of the job's; only the host of the agents' store can know."""
+        server = self.server
+        return "" if server is None else server.visitors.objection(worker)
+
     @property
     def is_host(self) -> bool:
         return self.server is not None
@@ -230,6 +235,10 @@ class SharedDoor(WorkerStore):
         self._waiting: deque[tuple[socket.socket, str, float]] = deque()  # with the time when it came
         self._is_closed = False
 
+    def ask_of_workers(self, objection: Callable[[socket.socket], str]) -> None:
+        """Which says who is none; it is known after this, as both have to know each other."""
+        self._objection = objection if self._settings.is_for_nodes_only else None
+
     def address_for(self, own_address: str) -> str:
         return self._endpoint.host
 
@@ -237,7 +246,7 @@ class SharedDoor(WorkerStore):
         return self._endpoint.port
 
     def serve(self) -> None:
-        server = TcpStoreServer([], self._limit_bytes)
+        server = TcpStoreServer([], self._limit_bytes, self._objection)
         server.start()
         with self._lock:
             self._server = server
@@ -298,7 +307,8 @@ def create_handler(params: RendezvousParameters) -> RendezvousHandler:
     secret = secret_of(settings)
     place = MeetingPlace(Endpoint(host, port), params.run_id, params.max_nodes, secret, settings)
     terms = terms_of(settings, params.max_nodes, NODES_PER_KEEPALIVE_SECOND)
-    return DynamicRendezvous(params, settings, place, terms, WorkerStore(settings_for_worker_store(settings, environment.own)))
+    store = WorkerStore(settings_for_worker_store(settings, environment.own), place.objection)
+    return DynamicRendezvous(params, settings, place, terms, store)
 
 
 def create_static_handler(params: RendezvousParameters, endpoint: Endpoint, rank: int, timeout_s: int) -> RendezvousHandler:
@@ -312,10 +322,13 @@ def create_static_handler(params: RendezvousParameters, endpoint: Endpoint, rank
             f"static rendezvous of {params.max_nodes} nodes: agents and workers meet at the master port, so that"
             " --worker-store and --worker-store-port have no meaning; leave them out, or use --rdzv-backend c10d"
         )
-    door = SharedDoor(WorkerStoreSettings(limit_bytes=settings.worker_store_memory), endpoint)
+    is_closed = settings.worker_store_from == defaults.WORKER_STORE_FROM_NODES
+    kept = WorkerStoreSettings(limit_bytes=settings.worker_store_memory, is_for_nodes_only=is_closed)
+    door = SharedDoor(kept, endpoint)
     announce(f"static rendezvous at {endpoint}: {params.max_nodes} nodes", settings, but="worker_store_port")
     secret = secret_of(settings)
     place = MeetingPlace(endpoint, params.run_id, params.max_nodes, secret, settings, door.take_in)
+    door.ask_of_workers(place.objection)
     fixed = RendezvousParameters(
         params.backend, params.endpoint, params.run_id, params.max_nodes, params.max_nodes, params.local_addr, **params.config
     )

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     Kind = Literal[
         "seconds", "seconds_or_0", "count", "rank", "truth", "path", "codes", "limit", "store", "number", "worker_store", "ports",
-        "size", "protocol", "text",
+        "size", "protocol", "text", "visitors",
     ]  # fmt: skip
 
 __all__ = [
@@ -185,6 +185,10 @@ CONVERTERS: dict[Kind, tuple[Callable[[Any], Any], str]] = {
     "ports": (_ports, f"a port from 0 to {_MOST_PORT}, or the first and the last of several, as in 29600-29700"),
     "protocol": (lambda value: _one_of("http", "https")(str(value).lower()), "http or https"),
     "text": (_text, "a text"),
+    "visitors": (
+        _one_of(defaults.WORKER_STORE_FROM_NODES, defaults.WORKER_STORE_FROM_ANY),
+        f"{defaults.WORKER_STORE_FROM_NODES} or {defaults.WORKER_STORE_FROM_ANY}",
+    ),
     "size": (_size, "a number of bytes, as in 500M or 2G"),
 }
 """For each kind, what makes a value of it (a ValueError or TypeError for what cannot be one), and in words what it must be."""
@@ -328,6 +332,9 @@ class Settings(Value):
         "Port of the workers' store, or a range to choose from, such as 29600-29700; 0: any free port.", has_flag=True)
     worker_store_memory: int = setting("size", defaults.WORKER_STORE_BYTES,
         "Size limit of the workers' store, such as 500M or 2G.", has_flag=True)
+    worker_store_from: str = setting("visitors", defaults.WORKER_STORE_FROM_NODES,
+        "From where the workers' store takes connections: nodes, only from the addresses of the job's nodes, as far as these are"
+        " known; or any.")
     store_type: str = setting("store", "tcp",
         "Only tcp. A shared folder (file) is refused: it cannot hold a lease, so a dead node would go unnoticed.")
     # fmt: on
@@ -540,7 +547,7 @@ def _given(config: Mapping[str, Any], environ: Mapping[str, str]) -> Iterator[tu
         if key != CONF_FILE:
             yield key, value, _config_source(key)
     for setting in SETTINGS:
-        if environ.get(setting.variable):
+        if setting.variable and environ.get(setting.variable):
             yield setting.key, environ[setting.variable], setting.variable
     path = config.get(CONF_FILE) or environ.get(defaults.ENV_CONF)
     if path:

@@ -19,6 +19,8 @@ from rallypoint.store.tcp_server import TcpStoreServer
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import _socket
+    import socket
+    from collections.abc import Callable
     from typing import Any
 
     from rallypoint.rendezvous.settings import Settings
@@ -32,13 +34,16 @@ class WorkerStoreSettings(Value):
     by: str = defaults.WORKER_STORE
     ports: Sequence[int] = (0,)
     limit_bytes: int = defaults.WORKER_STORE_BYTES
+    is_for_nodes_only: bool = True
 
 
 class WorkerStore:
     """The stores of one node, one after the other: `hold` a port, `serve` or `release` it, `end_generation`; at last `close`."""
 
-    def __init__(self, settings: WorkerStoreSettings) -> None:
+    def __init__(self, settings: WorkerStoreSettings, objection: Callable[[socket.socket], str] | None = None) -> None:
+        """`objection` says who is no worker of the job."""
         self._settings = settings
+        self._objection = objection if settings.is_for_nodes_only else None
         self._held: list[_socket.socket] = []
         self._is_fixed = False  # a port that is the only one is held from one generation to the next
         self._server: TcpStoreServer | None = None
@@ -81,7 +86,7 @@ class WorkerStore:
     def serve(self) -> None:
         """This node has rank 0: serve an empty store at the port that is held."""
         if self.is_agents:
-            self._server = TcpStoreServer(self._held, self._settings.limit_bytes)
+            self._server = TcpStoreServer(self._held, self._settings.limit_bytes, self._objection)
             self._held = []
             self._server.start()
 
@@ -125,7 +130,10 @@ def read_worker_store_settings(config: Mapping[str, Any], environ: Mapping[str, 
 def settings_for_worker_store(settings: Settings, environ: Mapping[str, str]) -> WorkerStoreSettings:
     first, last = settings.worker_store_port
     return WorkerStoreSettings(
-        settings.worker_store or _by_default(environ), range(first, last + 1), settings.worker_store_memory
+        settings.worker_store or _by_default(environ),
+        range(first, last + 1),
+        settings.worker_store_memory,
+        settings.worker_store_from == defaults.WORKER_STORE_FROM_NODES,
     )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import select
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from rallypoint.base import defaults
 from rallypoint.net.endpoint import address_of
@@ -33,10 +33,17 @@ UNREAD_MS = 120_000  # a worker may be stopped, in a debugger say, with an answe
 class TcpStoreServer:
     """Serves an empty store on sockets that listen already, which it owns from now on."""
 
-    def __init__(self, sockets: Sequence[_socket.socket], limit_bytes: int = defaults.WORKER_STORE_BYTES) -> None:
+    def __init__(
+        self,
+        sockets: Sequence[_socket.socket],
+        limit_bytes: int = defaults.WORKER_STORE_BYTES,
+        objection: Callable[[socket.socket], str] | None = None,
+    ) -> None:
+        """`objection` says why somebody is not let in; nothing where somebody is."""
         self.addresses = [address_of(sock) for sock in sockets]
         self._sockets = list(sockets)
         self._limit_bytes = limit_bytes
+        self._objection = objection
         self._newcomers: deque[tuple[socket.socket, str]] = deque()
         self._loop: TcpServingLoop | None = None
         self._thread = ServiceThread("tcp-store", WakeFd(), self._run, self._let_go, self._let_go_in_child)
@@ -86,7 +93,9 @@ class TcpStoreServer:
             listener.setblocking(False)
             listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNREAD_MS)
         most_connections = max(LEAST_CONNECTIONS, limits.as_many_as_allowed(MOST_FILES) - SPARE_FILES)
-        return TcpServingLoop(listeners, self._thread.wake_fd, self._newcomers, self._limit_bytes, most_connections)
+        return TcpServingLoop(
+            listeners, self._thread.wake_fd, self._newcomers, self._limit_bytes, most_connections, self._objection
+        )
 
     def _serve(self, loop: TcpServingLoop) -> None:
         try:

@@ -288,7 +288,10 @@ class TcpServingLoop:
         newcomers: deque[tuple[socket.socket, str]],
         limit_bytes: int,
         most_connections: int,
+        objection: Callable[[socket.socket], str] | None = None,
     ) -> None:
+        """`objection` says why somebody is not let in."""
+        self._object = objection
         self._limit_bytes = limit_bytes
         self._most_connections = most_connections
         self._values = Values(limit_bytes)
@@ -427,6 +430,10 @@ class TcpServingLoop:
                 self._admit(*self._newcomers.popleft(), now)
 
     def _admit(self, sock: socket.socket, peer: str, now: float) -> None:
+        if objection := self._objection(sock):
+            self._refusals.add(peer, objection)
+            sock.close()
+            return
         if len(self._connections) >= self._most_connections:
             self._refusals.add(peer, f"there are {self._most_connections} connections already, near the limit of open files")
             sock.close()
@@ -436,6 +443,12 @@ class TcpServingLoop:
         self._poll.register(one.fd, IN)
         while len(self._strangers) > STRANGERS_IN_RESERVE and is_reserved(one.fd):
             self._end(next(iter(self._strangers.values())), "too many others came before it had said a word of the protocol")
+
+    def _objection(self, sock: socket.socket) -> str:
+        try:
+            return "" if self._object is None else self._object(sock)
+        except OSError:
+            return "it has gone already"
 
     def _end(self, one: TcpConnection, reason: str = "") -> None:
         """Close it; without a `reason` where that is nothing to report."""

@@ -25,6 +25,7 @@ from rallypoint.coordination.keyspace import Keyspace
 from rallypoint.net.acceptor import Doorway, Refusals
 from rallypoint.net.endpoint import address_of
 from rallypoint.net.service_thread import ServiceThread
+from rallypoint.net.visitors import Visitors
 from rallypoint.net.wake_fd import WakeFd
 from rallypoint.store.tcp_protocol import GREETING
 
@@ -60,6 +61,7 @@ class Connection:
         self.session = session
         self.accepted_at = accepted_at
         self.is_welcome = False
+        self.is_node = False  # it has, or had, a lease
         self.is_closed = False
         self.inbox = Inbox()
         self.polled_events = select.EPOLLIN  # what the server has asked the kernel to tell it
@@ -102,6 +104,11 @@ class Connection:
         """The socket, for somebody else to read."""
         self.is_closed = True
         return self._socket
+
+    def note_node(self, visitors: Visitors) -> None:
+        if self.session.lease and not self.is_node:
+            self.is_node = True
+            visitors.add(self._socket)
 
     def welcome(self) -> None:
         """The handshake is over: larger frames, with the seals."""
@@ -217,6 +224,7 @@ class CoordinationServer:
         self._clock = clock
         self._take_in_worker = take_in_worker
         self._boxes, self._judge = boxes, judge
+        self.visitors = Visitors()
         self._service = StoreService(Keyspace())
         self._connections: dict[int, Connection] = {}
         self._strangers: dict[int, Connection] = {}  # in the order in which they came
@@ -381,6 +389,7 @@ class CoordinationServer:
                 self._service.touched.add(connection)
                 if connection.is_welcome:
                     self._service.serve(connection, body, now)
+                    connection.note_node(self.visitors)
                 else:
                     self._greet(connection, body, now)
         except (FrameError, HandshakeRefused) as refused:
