@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -187,6 +188,23 @@ def test_a_job_without_a_secret_gets_one():
     (_, first), (_, second) = planned("--hosts=a,b"), planned("--hosts=a,b")
     assert len(first["RALLYPOINT_SECRET"]) == 64
     assert first["RALLYPOINT_SECRET"] != second["RALLYPOINT_SECRET"]
+
+
+def test_the_secret_that_is_given_is_read_here(tmp_path: Path):
+    """And goes on as such: the file is not there. Where there is to be none, none is looked for."""
+    file = tmp_path / "secret"
+    file.write_text("a secret of some length\n")
+    file.chmod(0o600)
+    for flag in (f"--secret={file}", f"--secret-file={file}"):
+        arguments, variables = planned("--hosts=a,b", flag)
+        assert variables["RALLYPOINT_SECRET"] == "a secret of some length"
+        assert str(file) not in " ".join(arguments)
+    _, variables = planned("--hosts=a,b", "--secret=none")
+    assert variables["RALLYPOINT_SECRET"] == "none"
+    _, variables = planned("--hosts=a,b", RALLYPOINT_SECRET="none")
+    assert variables["RALLYPOINT_SECRET"] == "none"
+    assert len(planned("--hosts=a,b", "--secret=auto")[1]["RALLYPOINT_SECRET"]) == 64
+    assert "RALLYPOINT_SECRET" not in planned("--hosts=a,b", "--rdzv-conf=secret=/there")[1]
 
 
 def test_what_the_user_gives_wins():

@@ -17,14 +17,14 @@ from rallypoint.base.text import many, signal_names
 from rallypoint.cli import command_line
 from rallypoint.cli.arguments import config_from_args, parse_settings, read_nodes
 from rallypoint.errors import UsageError
-from rallypoint.rendezvous.settings import load_secret, read_settings
+from rallypoint.rendezvous.settings import is_secret_looked_for, load_secret, read_settings
 from rallypoint.ssh import rules
 from rallypoint.ssh.fleet import Able, Job, launch
 from rallypoint.ssh.rules import Host
 
 __all__ = ["describe", "plan", "run_on_hosts"]
 
-_OWN = (*rules.FLAGS, "scheduler", "secret_file", "nnodes", "dry_run")
+_OWN = (*rules.FLAGS, "scheduler", "secret", "secret_file", "nnodes", "dry_run")
 _OF_ONE_NODE = ("standalone", "requeue", "node_rank", "master_addr", "master_port", "local_addr")
 _MOST_CHARS = 1 << 24
 
@@ -137,16 +137,24 @@ def _refuse_what_is_ours(args: SimpleNamespace, hosts: Sequence[Host]) -> None:
 
 def _check_rest(args: SimpleNamespace, nnodes: str, backend: str) -> None:
     """All else that an agent would refuse, as far as that can be seen from here."""
-    there = {"nnodes": nnodes, "nproc_per_node": "1", "rdzv_backend": backend, "secret_file": None, "numa_binding": None}
+    there = {"nnodes": nnodes, "nproc_per_node": "1", "rdzv_backend": backend}
+    none = dict.fromkeys(("secret", "secret_file", "numa_binding"))
     meeting = {"rdzv_endpoint": args.rdzv_endpoint or "localhost"}
-    config_from_args(SimpleNamespace(**{**vars(args), **there, **meeting}), as_given=True, is_check=True)
+    config_from_args(SimpleNamespace(**{**vars(args), **there, **none, **meeting}), as_given=True, is_check=True)
 
 
 def _secret(args: SimpleNamespace, environ: Mapping[str, str], is_needed: bool) -> str:
-    """The job's; where the user has none, one for this job alone. What a file of settings says is read by the agents."""
+    """The job's; where the user has none, one for this job alone, and where there is to be none, the word for that.
+
+    What a file of settings says is read by the agents.
+    """
     own = {name: value for name, value in environ.items() if name != defaults.ENV_CONF}
-    found = load_secret(read_settings({"secret_file": args.secret_file} if args.secret_file else {}, own), own)
+    given = {key: value for key, value in (("secret", args.secret), ("secret_file", args.secret_file)) if value}
+    settings = read_settings(given, own)
+    found = load_secret(settings, own)
     if found is not None:
         return os.fsdecode(found)
-    is_elsewhere = "secret_file" in parse_settings(args.rdzv_conf) or environ.get(defaults.ENV_CONF)
-    return "" if is_elsewhere or not is_needed else os.urandom(32).hex()
+    if not is_secret_looked_for(settings, own):
+        return defaults.SECRET_NONE
+    is_elsewhere = {"secret", "secret_file"} & parse_settings(args.rdzv_conf).keys()
+    return "" if is_elsewhere or environ.get(defaults.ENV_CONF) or not is_needed else os.urandom(32).hex()

@@ -46,7 +46,7 @@ _PREFIXES = (
 )  # fmt: skip
 _NAMES = {"PATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "CONDA_PREFIX", "LOGLEVEL", "LANG", "TZ", "NO_COLOR"}
 FLAGS = ("hosts", "hostfile", "ssh_command", "ssh_python", "ssh_env", "ssh_timeout")  # which end at this side
-_STAY = {f"PET_{dest.upper()}" for dest in (*FLAGS, "node_rank", "nnodes", "secret_file", "scheduler")}
+_STAY = {f"PET_{dest.upper()}" for dest in (*FLAGS, "node_rank", "nnodes", "secret", "secret_file", "scheduler")}
 _STAY |= {defaults.ENV_RUNTIME_DIR, defaults.ENV_SECRET, "RALLYPOINT_SECRET_FILE", *defaults.ENV_NO_SETTINGS}
 
 
