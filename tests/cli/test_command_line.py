@@ -27,6 +27,7 @@ EXAMPLES: dict[str, tuple[str, object]] = {
 OWN_DEFAULTS = {
     "pass_exit_code": False, "log_max_size": None, "exit_barrier_timeout": 300.0, "omp_num_threads": None, "help": False,
     "version": False, "node_unit": None, "secret": None, "secret_file": None, "no_retry_exit_codes": None,
+    "tls_cert": None, "tls_key": None, "tls_ca": None,
     "restart_backoff": None, "restart_window": None, "retry_hopeless": False, "max_no_progress": None,
     "worker_store": None, "worker_store_port": None, "worker_store_memory": None,
     "preload": "", "standby": False, "no_proctitle": False, "checkpoint_memory": None,

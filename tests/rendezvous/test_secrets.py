@@ -14,7 +14,7 @@ import pytest
 from rallypoint.base import defaults, report
 from rallypoint.errors import UsageError
 from rallypoint.rendezvous import munge, secrets
-from rallypoint.rendezvous.secrets import HOME, MUNGE, Keyring, secret_of
+from rallypoint.rendezvous.secrets import HOME, MUNGE, Keyring, secret_of, tls_of
 from rallypoint.rendezvous.settings import read_settings
 
 SECRET = "a secret of some length"
@@ -279,3 +279,29 @@ def test_what_contradicts_itself_is_refused(
     monkeypatch.setenv("RALLYPOINT_SECRET", variable)
     with pytest.raises(UsageError, match=told):
         chosen(config)
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (("cert", "key"), r"tls_cert \(--tls-cert or --rdzv-conf\) is given, and tls_ca is not; TLS needs all three"),
+        (("ca",), "and tls_cert and tls_key is not"),
+        (("cert", "key", "ca"), "do not do for TLS"),
+    ],
+)
+def test_tls_takes_three_files_that_belong_together(given: tuple[str, ...], told: str, tmp_path: Path) -> None:
+    for name in given:
+        (tmp_path / name).write_text("no certificate")
+    with pytest.raises(UsageError, match=told):
+        tls_of(read_settings({f"tls_{name}": str(tmp_path / name) for name in given}, {}))
+    there = str(tmp_path / given[0])
+    with pytest.raises(UsageError, match=r"tls_key .*: /no/such/key cannot be read"):
+        tls_of(read_settings({"tls_cert": there, "tls_key": "/no/such/key", "tls_ca": there}, {}))
+
+
+def test_with_tls_no_secret_is_looked_for(tmp_path: Path) -> None:
+    """But one that is given is asked for too."""
+    assert chosen({"tls_cert": "/a"}) is None
+    (tmp_path / "secret").write_text(SECRET)
+    (tmp_path / "secret").chmod(0o600)
+    assert chosen({"tls_cert": "/a", "secret": str(tmp_path / "secret")}) == SECRET.encode()

@@ -125,6 +125,12 @@ OPTIONS: tuple[Option, ...] = (
            f" in the home, as far as the nodes can see these; none; or a file with it. Default: {defaults.SECRET_AUTO}.",
            "auto|none|FILE", setting=True),
     Option("--secret-file", "str", None, RENDEZVOUS, "The same as --secret FILE.", "FILE", setting=True),
+    Option("--tls-cert", "str", None, RENDEZVOUS,
+           "c10d, static: this node's certificate, to speak TLS where the agents meet. Each looks at the other's.", "FILE",
+           setting=True),
+    Option("--tls-key", "str", None, RENDEZVOUS, "The key of --tls-cert, not encrypted.", "FILE", setting=True),
+    Option("--tls-ca", "str", None, RENDEZVOUS, "The authority that has signed the certificates of all nodes.", "FILE",
+           setting=True),
     Option("--worker-store", "choice", None, RENDEZVOUS,
            "Who serves the workers' store at MASTER_ADDR:MASTER_PORT: the agent of group rank 0, or its first worker, as in"
            f" older versions of torchrun. Default: {defaults.WORKER_STORE}.", "WHO",

@@ -84,6 +84,8 @@ def _where_host(config: LaunchConfig, settings: Settings) -> str:
 
 def _guard(settings: Settings) -> str:
     """In words, how the agents' store is guarded."""
+    if settings.tls_cert is not None:
+        return "each shows a certificate of the authority in tls_ca, and speaks TLS"
     if load_secret(settings, environment.own) is not None:
         return "they prove that they know the secret that was given"
     if is_secret_looked_for(settings, environment.own):

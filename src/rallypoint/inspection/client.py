@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from rallypoint.coordination.embedded.client import EmbeddedCoordination
     from rallypoint.coordination.embedded.handshake import Secret
+    from rallypoint.coordination.embedded.tls import Tls
     from rallypoint.coordination.engine import Coordination
     from rallypoint.coordination.etcd.engine import EtcdCoordination
     from rallypoint.inspection.log_ends import LogEnd, LogWish
@@ -270,7 +271,8 @@ def _names_at(endpoint: str, backend: str, settings: Mapping[str, Any]) -> list[
         return jobs_in(cluster.access(endpoint), f"{cluster.prefix}/", deadline)
     from rallypoint.coordination.embedded.inquiring import job_at
 
-    return [job_at(*_place_of(endpoint), _secret_of(settings), deadline)]
+    secret, tls = _keys_of(settings)
+    return [job_at(*_place_of(endpoint), secret, deadline, tls)]
 
 
 def _check_backend(backend: str) -> None:
@@ -284,11 +286,12 @@ def _place_of(endpoint: str) -> tuple[str, int]:
     return parse_rendezvous_endpoint(endpoint, defaults.ELASTIC_PORT)
 
 
-def _secret_of(settings: Mapping[str, Any]) -> Secret:
-    from rallypoint.rendezvous.secrets import secret_of
+def _keys_of(settings: Mapping[str, Any]) -> tuple[Secret, Tls | None]:
+    from rallypoint.rendezvous.secrets import secret_of, tls_of
     from rallypoint.rendezvous.settings import read_settings
 
-    return secret_of(read_settings(settings, environment.own))
+    read = read_settings(settings, environment.own)
+    return secret_of(read), tls_of(read)
 
 
 def connect(endpoint: str, job: str, backend: str, settings: Mapping[str, Any]) -> RemoteJob:
@@ -315,7 +318,8 @@ def _etcd(endpoint: str, job: str, settings: Mapping[str, Any]) -> EtcdCoordinat
 def _embedded(endpoint: str, job: str, settings: Mapping[str, Any]) -> EmbeddedCoordination:
     from rallypoint.coordination.embedded.client import EmbeddedCoordination
 
-    return EmbeddedCoordination(*_place_of(endpoint), job, _secret_of(settings))
+    secret, tls = _keys_of(settings)
+    return EmbeddedCoordination(*_place_of(endpoint), job, secret, tls=tls)
 
 
 def _reach(engine: EtcdCoordination | EmbeddedCoordination, deadline: float) -> None:

@@ -37,7 +37,7 @@ from rallypoint.rendezvous.dynamic import DynamicRendezvous
 from rallypoint.rendezvous.handler import RendezvousHandler, RendezvousParameters
 from rallypoint.rendezvous.joining import NODES_PER_KEEPALIVE_SECOND, terms_of
 from rallypoint.rendezvous.place import Place
-from rallypoint.rendezvous.secrets import Keyring, secret_of
+from rallypoint.rendezvous.secrets import Keyring, secret_of, tls_of
 from rallypoint.rendezvous.settings import Settings, announce, check_node_unit, node_count, read_settings
 from rallypoint.rendezvous.worker_store import WorkerStore, WorkerStoreSettings, settings_for_worker_store
 from rallypoint.store.tcp_server import TcpStoreServer
@@ -46,6 +46,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import socket
 
+    from rallypoint.coordination.embedded.tls import Tls
     from rallypoint.net.endpoint import Address
 
 __all__ = ["Endpoint", "MeetingPlace", "SharedDoor", "create_handler", "create_static_handler"]
@@ -77,6 +78,7 @@ class MeetingPlace(Place):
         secret: bytes | Keyring | None,
         settings: Settings,
         take_in_worker: Callable[[socket.socket, str], None] | None = None,
+        tls: Tls | None = None,
     ) -> None:
         """With a `Keyring`, the host offers a secret. With `take_in_worker`, workers may come to the same address; it gets their
         connections."""
@@ -87,6 +89,7 @@ class MeetingPlace(Place):
         self._run_id = run_id
         self._max_nodes = max_nodes
         self._secret = secret
+        self._tls = tls
         self._settings = settings
         self._lookup: Lookup | None = None  # while it is not known whether this node is the host
         self._is_name_of_loopback = False  # on this machine alone
@@ -114,7 +117,8 @@ class MeetingPlace(Place):
 
     def _new_engine(self) -> EmbeddedCoordination:
         host = self.server_address() or self.endpoint.host
-        return EmbeddedCoordination(host, self.endpoint.port, self._run_id, self._secret)
+        endpoint = self.endpoint
+        return EmbeddedCoordination(host, endpoint.port, self._run_id, self._secret, tls=self._tls, tls_name=endpoint.host)
 
     def _try_to_host(self, until: float) -> None:
         endpoint = self.endpoint
@@ -153,10 +157,12 @@ class MeetingPlace(Place):
             if offer is not None:
                 secret, boxes, guard = offer.secret, offer.boxes, str(offer)
                 judge = None if offer.is_strict else keyring.judge
-        if secret is None:
+        if self._tls is not None:
+            guard = "only who has a certificate of the same authority can join"
+        elif secret is None:
             guard = "no secret: anyone who can reach it can join or end the job (see --secret)"
         server = CoordinationServer(
-            listeners, self._run_id, secret, take_in_worker=self._take_in_worker, boxes=boxes, judge=judge
+            listeners, self._run_id, secret, take_in_worker=self._take_in_worker, boxes=boxes, judge=judge, tls=self._tls
         )
         return server, guard
 
@@ -305,7 +311,8 @@ def create_handler(params: RendezvousParameters) -> RendezvousHandler:
             f" for others give --rdzv-endpoint HOST:{port}, the same on all of them, where HOST is one of the nodes"
         )
     secret = secret_of(settings)
-    place = MeetingPlace(Endpoint(host, port), params.run_id, params.max_nodes, secret, settings)
+    tls = tls_of(settings)
+    place = MeetingPlace(Endpoint(host, port), params.run_id, params.max_nodes, secret, settings, tls=tls)
     terms = terms_of(settings, params.max_nodes, NODES_PER_KEEPALIVE_SECOND)
     store = WorkerStore(settings_for_worker_store(settings, environment.own), place.objection)
     return DynamicRendezvous(params, settings, place, terms, store)
@@ -327,7 +334,7 @@ def create_static_handler(params: RendezvousParameters, endpoint: Endpoint, rank
     door = SharedDoor(kept, endpoint)
     announce(f"static rendezvous at {endpoint}: {params.max_nodes} nodes", settings, but="worker_store_port")
     secret = secret_of(settings)
-    place = MeetingPlace(endpoint, params.run_id, params.max_nodes, secret, settings, door.take_in)
+    place = MeetingPlace(endpoint, params.run_id, params.max_nodes, secret, settings, door.take_in, tls_of(settings))
     door.ask_of_workers(place.objection)
     fixed = RendezvousParameters(
         params.backend, params.endpoint, params.run_id, params.max_nodes, params.max_nodes, params.local_addr, **params.config

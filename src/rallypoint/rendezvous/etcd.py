@@ -24,6 +24,7 @@ from rallypoint.rendezvous.dynamic import DynamicRendezvous
 from rallypoint.rendezvous.handler import RendezvousHandler, RendezvousParameters
 from rallypoint.rendezvous.joining import Terms, terms_of
 from rallypoint.rendezvous.place import CLEAR_S, Place, clear_if_over
+from rallypoint.rendezvous.secrets import tls_of
 from rallypoint.rendezvous.settings import (
     Setting,
     Settings,
@@ -272,6 +273,8 @@ def handler_parts(params: RendezvousParameters) -> tuple[RendezvousParameters, S
         report.info(f"the back end {params.backend} speaks etcd's v3 API, as {defaults.BACKEND_ETCD} does: v2 is gone from etcd")
     if load_secret(settings, environment.own) is not None:
         report.warn("the job's secret has no effect on etcd: who may join is up to the cluster's users and certificates")
+    if tls_of(settings) is not None:
+        report.warn("tls_cert, tls_key and tls_ca have no effect on etcd, whose own settings are cert, key and cacert")
     where = ", ".join(access.names())
     size = node_count(params.min_nodes, params.max_nodes)
     announce(f"rendezvous in etcd at {where}: {size}, fence {cluster.fence_s:g} s", settings)

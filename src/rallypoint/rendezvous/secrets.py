@@ -30,15 +30,17 @@ from rallypoint.base import defaults, environment, report
 from rallypoint.base.outbox import Deputy
 from rallypoint.base.own_files import FOREIGN, foreign_owner, open_folder, replace_own, write_whole
 from rallypoint.base.records import Value
+from rallypoint.errors import UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Mapping
 
+    from rallypoint.coordination.embedded.tls import Tls
     from rallypoint.rendezvous.settings import Settings
 
-__all__ = ["Keyring", "Offer", "secret_of"]
+__all__ = ["Keyring", "Offer", "secret_of", "tls_of"]
 
 MUNGE, HOME = "munge", "home"
 FILE_S = 3.0  # a file server that hangs
@@ -54,11 +56,37 @@ def secret_of(settings: Settings) -> bytes | Keyring | None:
     from rallypoint.rendezvous.settings import is_secret_looked_for, load_secret
 
     secret = load_secret(settings, environment.own)
+    if secret is None and settings.tls_cert is not None:
+        return None  # whoever has no certificate does not get so far
     if secret is not None or not is_secret_looked_for(settings, environment.own):
         return secret
     if os.access(defaults.MOUNTED_SECRET, os.R_OK):
         return load_secret(settings.replace(secret_file=defaults.MOUNTED_SECRET), {})
     return Keyring()
+
+
+def tls_of(settings: Settings) -> Tls | None:
+    """What the certificates are for that were given. UsageError: one is missing, or will not do."""
+    files = {key: getattr(settings, key) for key in ("tls_cert", "tls_key", "tls_ca")}
+    given = [key for key, path in files.items() if path is not None]
+    if not given:
+        return None
+    if missing := [key for key in files if key not in given]:
+        raise UsageError(
+            f"{given[0]} ({settings.source(given[0])}) is given, and {' and '.join(missing)} is not; TLS needs all three"
+        )
+    from rallypoint.coordination.embedded.tls import Tls
+
+    for key, path in files.items():
+        try:
+            with open(path, "rb"):
+                pass
+        except OSError as error:
+            raise UsageError(f"{key} ({settings.source(key)}): {path} cannot be read: {error.strerror}") from error
+    try:
+        return Tls(*files.values())
+    except (OSError, ValueError) as error:  # ssl's errors are OSErrors
+        raise UsageError(f"tls_cert, tls_key and tls_ca ({', '.join(files.values())}) do not do for TLS: {error}") from error
 
 
 class Offer(Value):

@@ -288,6 +288,11 @@ class Settings(Value):
         has_flag=True, has_variable=False)
     secret_file: str | None = setting("path", None,
         "File with the job's secret, at least 16 bytes, the same on all nodes.", has_flag=True)
+    tls_cert: str | None = setting("path", None,
+        "This node's certificate, with which the agents' store speaks TLS; it needs tls_key and tls_ca too.", has_flag=True)
+    tls_key: str | None = setting("path", None, "The key of tls_cert, not encrypted.", has_flag=True)
+    tls_ca: str | None = setting("path", None,
+        "The authority that has signed the certificates of all nodes.", has_flag=True)
     restart_backoff_s: float = setting("seconds_or_0", defaults.RESTART_BACKOFF_S,
         "Delay before the second restart; it doubles with each later one. The first restart is immediate.",
         has_flag=True, shared=True)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.certificates import make_certificates
 
 NOBODY = 65534
 FOUND = "agents of the same user find its secret"
@@ -180,3 +181,28 @@ def assert_kept_out(outcomes: list[list[Any]], why: str) -> None:
     assert outcomes[0][1] == "a-job"
     assert [told for _, told in outcomes[2:] if "a-job" in told] == []
     assert [why in told for _, told in outcomes[2:]] == [True, True, False] * 2, outcomes
+
+
+def test_agents_speak_tls_with_certificates_of_their_own(job: Any, tmp_path: Path) -> None:
+    """Who has one is let in; who has another's, or none, is told what is wrong. That an agent was killed is known at once."""
+    files = make_certificates(tmp_path / "certificates")
+
+    def flags(cert: Path, key: Path) -> list[str]:
+        return ["--tls-cert", str(cert), "--tls-key", str(key), "--tls-ca", str(files.ca)]
+
+    host = job.start_host(*flags(files.server_cert, files.server_key), nnodes="1:2", workers=1)
+    assert "only who has a certificate of the same authority can join" in host.stderr
+    without = job.start(nnodes="1:2", workers=1)
+    stranger = job.start(*flags(files.stranger_cert, files.stranger_key), nnodes="1:2", workers=1)
+    assert (without.wait(), stranger.wait()) == (3, 3)
+    assert "this store speaks TLS, and the node does not" in without.stderr
+    assert "TLS has failed" in stranger.stderr
+    other = job.start(*flags(files.client_cert, files.client_key), nnodes="1:2", workers=1)
+    host.wait_for_world(2)
+    conf = f"tls_cert={files.client_cert},tls_key={files.client_key},tls_ca={files.ca}"
+    asked = [sys.executable, "-m", "rallypoint", "ps", "--endpoint", f"localhost:{job.port}", "--conf", conf]
+    listed = subprocess.run(asked, capture_output=True, text=True, timeout=120)
+    assert "a-job" in listed.stdout, listed.stderr
+    other.kill()
+    host.wait_for_line("was lost: its agent was killed")
+    finish(job, host)

@@ -11,6 +11,7 @@ import math
 import select
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 
 from rallypoint.base.text import host_port
 from rallypoint.coordination.embedded import wire
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 
     from rallypoint.coordination.embedded.dialling import Call, Dial
     from rallypoint.coordination.embedded.handshake import Secret
+    from rallypoint.coordination.embedded.tls import Tls
     from rallypoint.net.endpoint import Address
 
     Clock = Callable[[], float]
@@ -329,7 +331,11 @@ class EmbeddedCoordination(Coordination):
         clock: Clock = time.monotonic,
         dial: Dial = dial,
         poll: Callable[[], select.epoll] = select.epoll,
+        tls: Tls | None = None,
+        tls_name: str = "",
     ) -> None:
+        """With `tls` the store has to show that it is `tls_name`, or `host`."""
+        self._secure = None if tls is None else partial(tls.at_node, host=tls_name or host)
         self._clock = clock
         self._dial = dial
         self._run_id, self._given_secret = run_id, secret
@@ -346,7 +352,7 @@ class EmbeddedCoordination(Coordination):
         self._is_closed = False
 
     def _begin_link(self, address: Address, now: float) -> Link:
-        return Link(self._dial(address), ClientHandshake(self._run_id, self._given_secret), now)
+        return Link(self._dial(address), ClientHandshake(self._run_id, self._given_secret), now, self._secure)
 
     def connect(self, deadline: float) -> None:
         """Be welcomed by the store; UnreachableError if that does not come about until `deadline`."""

@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 
 from rallypoint.base.backoff import Backoff
 from rallypoint.coordination.embedded.handshake import ClientHandshake, HandshakeRefused, Welcome
-from rallypoint.coordination.embedded.wire import LARGE_FRAME_BYTES, FrameError, Inbox, make_frame
+from rallypoint.coordination.embedded.wire import LARGE_FRAME_BYTES, FrameError, Inbox, TlsError, make_frame
 from rallypoint.net.endpoint import address_as_such, look_up, tune
 from rallypoint.net.wake_fd import WakeFd
 
@@ -187,8 +187,16 @@ class Link:
     Bytes are sent and read when `pump` is called; `wanted_events` says what to wait for until then.
     """
 
-    def __init__(self, sock: socket.socket, handshake: ClientHandshake, begun_at: float) -> None:
+    def __init__(
+        self,
+        sock: socket.socket,
+        handshake: ClientHandshake,
+        begun_at: float,
+        secure: Callable[[socket.socket], socket.socket] | None = None,
+    ) -> None:
+        """`secure` gives what to speak by once it is connected."""
         self._socket = sock
+        self._secure = secure
         self._handshake = handshake
         self._inbox = Inbox()
         self._output = bytearray()
@@ -211,7 +219,8 @@ class Link:
     def wanted_events(self) -> int:
         if not self.is_connected:
             return select.EPOLLOUT
-        return select.EPOLLIN | (select.EPOLLOUT if self._output else 0)
+        is_held = getattr(self._socket, "is_held", False)
+        return select.EPOLLIN | (select.EPOLLOUT if self._output and not is_held else 0)
 
     def watch(self, poll: select.epoll) -> None:
         """Have `poll` tell of what is waited for now."""
@@ -246,6 +255,11 @@ class Link:
         except OSError:
             return False  # not yet
         self.is_connected = True
+        if self._secure is not None:
+            try:
+                self._socket = self._secure(self._socket)
+            except OSError as error:
+                raise LinkBroken.by(error) from None
         self._output += make_frame(self._handshake.hello(), None)
         return True
 
@@ -256,8 +270,14 @@ class Link:
             except BlockingIOError:
                 return
             except OSError as error:
-                raise LinkBroken.by(error) from None
+                raise self._what_follows(error) from None
             del self._output[:sent]
+
+    def _what_follows(self, error: OSError) -> Exception:
+        """A connection may be tried again; to try TLS again before anybody has welcomed us would change nothing."""
+        if isinstance(error, TlsError) and self.welcome is None:
+            return HandshakeRefused(str(error.strerror))
+        return LinkBroken.by(error)
 
     def _receive(self) -> bool:
         """Read all that is there; whether that was the end."""
@@ -267,7 +287,7 @@ class Link:
             except BlockingIOError:
                 return False
             except OSError as error:
-                raise LinkBroken.by(error) from None
+                raise self._what_follows(error) from None
             self._inbox.feed(data)
             if len(data) < READ_BYTES:
                 return not data

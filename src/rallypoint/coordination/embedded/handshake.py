@@ -225,6 +225,7 @@ class ServerHandshake:
         self.incoming: Seal | None = None
         self.outgoing: Seal | None = None
         self.is_over = False
+        self.objection = ""  # to all but wardens
 
     def answer(self, body: bytes) -> bytes:
         """What to send for what came; once `is_over`, it is the welcome, and it and all that follows has the seals."""
@@ -243,6 +244,8 @@ class ServerHandshake:
         if "testimony" in message:
             self._testimony = _lease(message), _nonce(message, "nonce", NONCE_BYTES)
             return self._own_nonce()
+        if self.objection:
+            raise HandshakeRefused(self.objection)
         knows_it = _field(message, "secret", bool)
         if knows_it and self._secret is None:
             raise HandshakeRefused("the node has a secret, and this store has none")

@@ -7,13 +7,14 @@ import time
 
 from rallypoint.base.text import host_port
 from rallypoint.coordination.embedded.handshake import HandshakeRefused, NameQuestion
-from rallypoint.coordination.embedded.wire import LARGE_FRAME_BYTES, FrameError, Inbox, make_frame
+from rallypoint.coordination.embedded.wire import LARGE_FRAME_BYTES, FrameError, Inbox, TlsError, make_frame
 from rallypoint.coordination.engine import RefusedError, UnreachableError
 from rallypoint.net.endpoint import look_up
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from rallypoint.coordination.embedded.handshake import Secret
+    from rallypoint.coordination.embedded.tls import Tls
 
 __all__ = ["job_at"]
 
@@ -21,7 +22,7 @@ CONNECT_S = 3.0
 READ_BYTES = 64 * 1024
 
 
-def job_at(host: str, port: int, secret: Secret, deadline: float) -> str:
+def job_at(host: str, port: int, secret: Secret, deadline: float, tls: Tls | None = None) -> str:
     """The name of the job whose nodes meet there. UnreachableError: nobody answers; RefusedError: it is not told to us."""
     where, trouble = host_port(host, port), "its name has no address"
     try:
@@ -33,11 +34,14 @@ def job_at(host: str, port: int, secret: Secret, deadline: float) -> str:
             with socket.socket(family, socket.SOCK_STREAM) as line:
                 line.settimeout(_left(deadline, CONNECT_S))
                 line.connect(address)
-                return _ask(line, NameQuestion(secret), deadline)
+                with line if tls is None else tls.at_node(line, host) as secured:
+                    return _ask(secured, NameQuestion(secret), deadline)
         except HandshakeRefused as refused:
             raise RefusedError(f"the store at {where} refused: {refused}") from None
         except FrameError as error:
             raise RefusedError(f"what answers at {where} is no store of this version of rallypoint's: {error}") from None
+        except TlsError as error:
+            raise RefusedError(f"what answers at {where} will not do: {error.strerror}") from None
         except OSError as error:
             trouble = error.strerror or str(error) or "no answer"
     raise UnreachableError(f"no store answers at {where}: {trouble}")

@@ -20,7 +20,7 @@ from functools import partial
 from rallypoint.base.limits import STRANGERS_IN_RESERVE, is_reserved
 from rallypoint.coordination.embedded.handshake import Boxes, HandshakeRefused, ServerHandshake, Welcome
 from rallypoint.coordination.embedded.service import Session, StoreService, new_token
-from rallypoint.coordination.embedded.wire import LARGE_FRAME_BYTES, FrameError, Inbox, Seal, encode, make_frame
+from rallypoint.coordination.embedded.wire import LARGE_FRAME_BYTES, FrameError, Inbox, Seal, TlsError, encode, make_frame
 from rallypoint.coordination.keyspace import Keyspace
 from rallypoint.net.acceptor import Doorway, Refusals
 from rallypoint.net.endpoint import address_of
@@ -28,6 +28,10 @@ from rallypoint.net.service_thread import ServiceThread
 from rallypoint.net.visitors import Visitors
 from rallypoint.net.wake_fd import WakeFd
 from rallypoint.store.tcp_protocol import GREETING
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from rallypoint.coordination.embedded.tls import Tls
 
 __all__ = ["Connection", "ConnectionEnded", "CoordinationServer"]
 
@@ -40,6 +44,8 @@ HANDSHAKE_S = 5.0
 HELD_BYTES = 256 * 1024 * 1024  # for all connections together, of what came in part and what is not sent yet
 FAREWELL_S = 0.5
 INCARNATION_BYTES = 8
+TLS_HELLO = b"\x16"  # no frame of ours begins with it, while one has to be small
+NO_TLS = "this store speaks TLS, and the node does not: --tls-cert, --tls-key and --tls-ca are needed on all nodes"
 LOOK_AGAIN_S = 0.25
 
 
@@ -61,6 +67,7 @@ class Connection:
         self.session = session
         self.accepted_at = accepted_at
         self.is_welcome = False
+        self.is_tls_due = False  # before anything else
         self.is_node = False  # it has, or had, a lease
         self.is_closed = False
         self.inbox = Inbox()
@@ -82,6 +89,8 @@ class Connection:
             data = self._socket.recv(READ_BYTES)
         except BlockingIOError:
             return
+        except TlsError:
+            raise
         except OSError as error:
             raise ConnectionEnded(error.strerror or str(error)) from None
         if not data:
@@ -99,6 +108,18 @@ class Connection:
             return not self.inbox and self._socket.recv(len(greeting), socket.MSG_PEEK) == greeting
         except OSError:  # whatever it is, whoever reads it next finds out
             return False
+
+    def begin_tls(self, tls: Tls) -> None:
+        """Whoever begins otherwise may be a warden, and is not heard else."""
+        self.is_tls_due = False
+        try:
+            begins_so = self._socket.recv(len(TLS_HELLO), socket.MSG_PEEK) == TLS_HELLO
+            if begins_so:
+                self._socket = tls.at_store(self._socket)
+        except OSError as error:
+            raise ConnectionEnded(error.strerror or str(error)) from None
+        if not begins_so:
+            self.handshake.objection = NO_TLS
 
     def release(self) -> socket.socket:
         """The socket, for somebody else to read."""
@@ -212,6 +233,7 @@ class CoordinationServer:
         take_in_worker: Callable[[socket.socket, str], None] | None = None,
         boxes: Mapping[str, str] | None = None,
         judge: Callable[[socket.socket], str] | None = None,
+        tls: Tls | None = None,
     ) -> None:
         """`take_in_worker` gets the connections of those who speak torch's TCPStore protocol; without it they are refused.
 
@@ -224,6 +246,7 @@ class CoordinationServer:
         self._clock = clock
         self._take_in_worker = take_in_worker
         self._boxes, self._judge = boxes, judge
+        self._tls = tls
         self.visitors = Visitors()
         self._service = StoreService(Keyspace())
         self._connections: dict[int, Connection] = {}
@@ -321,6 +344,7 @@ class CoordinationServer:
         boxes = None if self._boxes is None else Boxes(self._boxes, self._judge and partial(self._judge, sock))
         handshake = ServerHandshake(self._run_id, self._secret, welcome, self._service.sessions.owner_of, boxes)
         connection = Connection(sock, peer, handshake, Session(welcome.session), now)
+        connection.is_tls_due = self._tls is not None
         self._connections[connection.fd] = self._strangers[connection.fd] = connection
         self._poll.register(connection.fd, select.EPOLLIN)
         if self._take_in_worker is not None:
@@ -371,9 +395,13 @@ class CoordinationServer:
             self._hand_over(connection, self._take_in_worker)
             return
         try:
+            if self._tls is not None and connection.is_tls_due:
+                connection.begin_tls(self._tls)
             connection.receive()
         except ConnectionEnded:
             self._end(connection, "", now)
+        except TlsError as error:
+            self._end(connection, str(error.strerror), now)
         else:
             self._serve(connection, now)
 

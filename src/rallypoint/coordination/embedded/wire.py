@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from typing import Any
 
 __all__ = [
-    "FrameError", "Inbox", "RequestError", "Seal", "decode", "decode_event", "decode_item", "decode_transaction", "encode",
-    "encode_event", "encode_in_parts", "encode_item", "encode_transaction", "make_frame", "open_seal",
+    "FrameError", "Inbox", "RequestError", "Seal", "TlsError", "decode", "decode_event", "decode_item", "decode_transaction",
+    "encode", "encode_event", "encode_in_parts", "encode_item", "encode_transaction", "make_frame", "open_seal",
 ]  # fmt: skip
 
 LENGTH_BYTES = 4
@@ -36,6 +36,10 @@ LARGE_FRAME_BYTES = 1024 * 1024
 
 class FrameError(ValueError):
     """What came is not what may come now; the connection cannot be used any more."""
+
+
+class TlsError(OSError):
+    """What both sides need is not there: a certificate that the other trusts, or TLS at all."""
 
 
 class Seal:
