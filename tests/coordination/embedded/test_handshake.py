@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 
 import pytest
 from hypothesis import given
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from rallypoint.coordination.embedded import handshake
 from rallypoint.coordination.embedded.handshake import (
+    Boxes,
     ClientHandshake,
     HandshakeRefused,
     NameQuestion,
@@ -23,6 +25,24 @@ WELCOME = Welcome("the incarnation", "the session")
 
 def server(run_id: str = "job", secret: bytes | None = None) -> ServerHandshake:
     return ServerHandshake(run_id, secret, WELCOME)
+
+
+class Blind:
+    """Can open nothing."""
+
+    has_opened = False
+
+    def open(self, boxes: Mapping[str, str]) -> None:
+        return None
+
+
+def boxed(*bodies: bytes) -> ServerHandshake:
+    """A store whose secret is in boxes, as large as they get, after it has heard so much."""
+    boxes = Boxes({"munge": "x" * 600, "home": f"{'0' * 16} {'0' * 32}"}, lambda: "")
+    store = ServerHandshake("job", b"s", WELCOME, boxes=boxes)
+    for body in bodies:
+        assert len(store.answer(body)) < SMALL_FRAME_BYTES
+    return store
 
 
 def sent(side: ServerHandshake, body: bytes) -> bytes:
@@ -121,9 +141,30 @@ SIDES = {
     "node with a secret": lambda: ClientHandshake("job", b"s"),
     "asker": lambda: NameQuestion(None),
     "asker with a secret": lambda: NameQuestion(b"s"),
+    "store with boxes": boxed,
+    "store that has offered its boxes": lambda: boxed(ClientHandshake("job", Blind()).hello()),
+    "store that has offered them to an asker": lambda: boxed(NameQuestion(Blind()).hello()),
+    "node that opens nothing": lambda: ClientHandshake("job", Blind()),
+    "asker that opens nothing": lambda: NameQuestion(Blind()),
 }
-FIELDS = st.sampled_from(["magic", "version", "nonce", "secret", "refused", "proof", "question", "job"])
-CONTENTS = st.sampled_from([handshake.MAGIC, 1, 2, None, True, "00" * 16, "zz", ""])
+FIELDS = st.sampled_from(
+    [
+        "magic",
+        "version",
+        "nonce",
+        "secret",
+        "refused",
+        "proof",
+        "question",
+        "job",
+        "boxes",
+        "opens",
+        "unable",
+        "run_id",
+        "testimony",
+    ]
+)
+CONTENTS = st.sampled_from([handshake.MAGIC, 1, 2, None, True, False, "00" * 16, "00" * 32, "zz", "", "job", {}, {"munge": "x"}])
 GREETINGS = st.dictionaries(FIELDS, CONTENTS).map(lambda one: json.dumps(one).encode())
 
 
