@@ -23,7 +23,7 @@ from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical
 from textual.geometry import Region, Size
 from textual.message import Message
-from textual.screen import ModalScreen
+from textual.screen import ModalScreen, Screen
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 from textual.widgets import Input, Static
@@ -82,18 +82,8 @@ class Lines(ScrollView):
         return Strip([Segment(text, base + STYLES[mood])]).adjust_cell_length(self.size.width, base)
 
 
-class RankTable(ScrollView):
-    """The rows, of which one is chosen."""
-
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("up,k", "choose(-1)", show=False),
-        Binding("down,j", "choose(1)", show=False),
-        Binding("pageup", "choose_page(-1)", show=False),
-        Binding("pagedown", "choose_page(1)", show=False),
-        Binding("home,g", "choose(-1000000)", show=False),
-        Binding("end,G", "choose(1000000)", show=False),
-        Binding("tab", "app.panel", show=False),
-    ]
+class RankTable(ScrollView, can_focus=False):
+    """The rows, of which one is chosen. Keys are the app's: what has the focus may lose it when the screen is laid out anew."""
 
     class Chosen(Message):
         """Another row is."""
@@ -153,7 +143,7 @@ class RankTable(ScrollView):
         style = base + STYLES[mood] + (Style(reverse=True) if y == self._index else Style())
         return Strip([Segment((" " * GAP).join(cells), style)]).adjust_cell_length(self.size.width, style)
 
-    def action_choose(self, by: int) -> None:
+    def choose(self, by: int) -> None:
         index = min(max(self._index + by, 0), max(len(self._rows) - 1, 0))
         if index != self._index:
             self.refresh_line(self._index)
@@ -162,16 +152,23 @@ class RankTable(ScrollView):
             self._keep_in_sight()
             self.post_message(self.Chosen())
 
-    def action_choose_page(self, by: int) -> None:
-        self.action_choose(by * max(self.size.height - 1, 1))
+    def choose_page(self, by: int) -> None:
+        self.choose(by * max(self.size.height - 1, 1))
 
     def on_click(self, event: events.Click) -> None:
-        self.action_choose(event.y + self.scroll_offset.y - self._index)
+        self.choose(event.y + self.scroll_offset.y - self._index)
 
     def _keep_in_sight(self) -> None:
         top, height = self.scroll_offset.y, max(self.size.height, 1)
         if not top <= self._index < top + height:
             self.scroll_to(y=self._index if self._index < top else self._index - height + 1, animate=False)
+
+
+class Main(Screen[None]):
+    """What is shown if no question and no text is. Nothing but the field to find ranks by ever has the focus."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("tab", "app.panel", show=False)]
+    AUTO_FOCUS = ""
 
 
 class Confirm(ModalScreen[bool]):
@@ -274,6 +271,12 @@ class TopApp(App[str]):
         Binding("slash", "find"),
         Binding("escape", "show_all"),
         Binding("question_mark", "help"),
+        Binding("up,k", "choose(-1)"),
+        Binding("down,j", "choose(1)"),
+        Binding("pageup", "choose_page(-1)"),
+        Binding("pagedown", "choose_page(1)"),
+        Binding("home,g", "choose(-1000000)"),
+        Binding("end,G", "choose(1000000)"),
         Binding("shift+up", "scroll_panel(-1)"),
         Binding("shift+down", "scroll_panel(1)"),
     ]
@@ -298,8 +301,11 @@ class TopApp(App[str]):
         self._panel_title, self._panel_lines = Static(id="panel-title", classes="title"), Lines("panel")
         self._side, self._side_lines = Vertical(id="side"), Lines("side-lines")
         for shown in (self._head_lines, self._notice_lines, self._panel_lines, self._side_lines):
-            shown.can_focus = False  # the keys are the table's, whoever is looked at
+            shown.can_focus = False
         self._find = Input(id="find", placeholder="ranks, part of a node's name or of a state; Esc shows all", compact=True)
+
+    def get_default_screen(self) -> Main:
+        return Main()
 
     def compose(self) -> ComposeResult:
         yield self._head_lines
@@ -319,7 +325,6 @@ class TopApp(App[str]):
     def on_mount(self) -> None:
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self.exit)
         self.app_resume_signal.subscribe(self, lambda _: self.action_redraw())  # others have written there meanwhile
-        self._table.focus()
         self._start(self._look_on)
         self._start(self._read_on)
         self.set_interval(LOOK_EVERY_S, self._draw_words)  # ages grow, whether or not there is an answer
@@ -450,6 +455,12 @@ class TopApp(App[str]):
         for widget in self.screen.query("*"):
             widget.refresh()
 
+    def action_choose(self, by: int) -> None:
+        self._table.choose(by)
+
+    def action_choose_page(self, by: int) -> None:
+        self._table.choose_page(by)
+
     def action_panel(self) -> None:
         self._panel = (self._panel + 1) % len(PANELS)
         self._draw_panel()
@@ -489,7 +500,7 @@ class TopApp(App[str]):
 
     def _hide_find(self) -> None:
         self._find.display = False
-        self._table.focus()
+        self.screen.set_focus(None)
 
     def action_ask(self, what: str) -> None:
         chosen = self._table.chosen

@@ -14,7 +14,7 @@ from datetime import timedelta
 from typing import Any, NamedTuple
 
 HOST = "127.0.0.1"
-TIMEOUT_S = 10.0
+TIMEOUT_S = 40.0
 LONGEST_S = 30  # a process of a step lives no longer
 MODULES = {"ours": "rallypoint.store.tcp_store", "torch": "torch.distributed"}
 
