@@ -105,6 +105,8 @@ def terminal_with(
     master, slave = pty.openpty()
     set_size(slave, columns, lines)
     around = {**os.environ, "TERM": "xterm-256color", **(env or {})}
+    for name in ("COLUMNS", "LINES"):  # of another terminal, if any
+        around.pop(name, None)
     process = subprocess.Popen(
         command, stdin=slave, stdout=slave if stdout is None else stdout, stderr=slave, env=around, start_new_session=True,
         preexec_fn=(lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0)) if is_controlling else None,  # noqa: PLW1509  # no thread runs

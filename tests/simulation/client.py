@@ -32,6 +32,7 @@ class Link:
         self.begun_at = begun_at
         self.is_connected = False
         self.welcome: Welcome | None = None
+        self.secret: bytes | None = None
         self.readable = False
         self._connection: Connection | None = None
         self._bodies: list[bytes] = []
