@@ -18,7 +18,7 @@ from rallypoint.inspection.log_ends import LogFile
 
 pytestmark = [pytest.mark.root, pytest.mark.xdist_group("browser"), pytest.mark.timeout(300)]
 
-CELLS_OF_A_LOOK = 2 * 1000 + 50  # two of each rank's, and what is told of the whole job
+CELLS_OF_A_LOOK = 3 * 1000 + 50  # three of each rank, and what is told of the whole job
 COUNT_CHANGES = """() => {
   window.changes = {elements: 0, texts: 0, looks: 0};
   const ofEachLook = document.querySelector(".workers td:nth-child(3)").firstChild;

@@ -110,8 +110,9 @@ def test_p17_a_job_that_is_preempted_is_requeued_and_goes_on_where_it_saved(slur
     assert f"run ID slurm-{job}.0-r1" in slurm.out(job)
 
 
-def test_p17_the_launcher_of_the_first_node_requeues_the_job(slurm: Slurm, wait_until: Any):
-    """P17: with `--requeue` the script needs to do nothing; the others have left by then."""
+def test_p17_the_launcher_of_the_first_node_requeues_the_job(slurm: Slurm, wait_until: Any, clear_after_kill: Callable[[], None]):
+    """P17: with `--requeue` the script needs to do nothing; the others have left by then. Slurm kills who still clears away."""
+    clear_after_kill()
     (slurm.folder / "saves.py").write_text(SAVES)
     flags = "--nproc-per-node 1 --drain-signals USR1 --drain-grace 80 --requeue"
     job = slurm.batch(f"srun rallyrun {flags} {slurm.folder}/saves.py {slurm.folder}", f"-N{NODES}", "-n", NODES, "--requeue")
@@ -119,6 +120,7 @@ def test_p17_the_launcher_of_the_first_node_requeues_the_job(slurm: Slurm, wait_
     assert slurm.run("scancel", "--signal=USR1", job)[0] == 0
     wait_until(lambda: slurm.restarts(job) == 1)
     assert len({(slurm.folder / f"saved.{rank}").read_text() for rank in range(NODES)}) == 1
+    slurm.end_jobs(wait_until)
 
 
 def test_a_node_that_dies_is_gone_on_without(
