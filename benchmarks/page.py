@@ -118,7 +118,7 @@ def _table(figures: list[dict[str, Any]]) -> Iterator[str]:
     yield f"| | unit | {' | '.join(named)} |\n|---|---|{'---|' * len(named)}"
     for figure in figures:
         cells = [_cell(figure["samples"].get(name)) for name in named]
-        yield f"| {figure['name'].partition(': ')[2] or figure['name']} | {figure['unit']} | {' | '.join(cells)} |"
+        yield f"| {figure['name'].partition(' ')[2]} | {figure['unit']} | {' | '.join(cells)} |"
 
 
 def _cell(values: list[float] | None) -> str:
