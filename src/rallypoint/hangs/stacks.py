@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "PY_SPY", "STACK_SIGNAL", "SUMMARY_NAME", "ProcessStacks", "StackDesk", "WorkerStacks", "brief_lines", "frames_of",
-    "grouped_lines", "kernel_view", "parse_faulthandler", "rank_ranges", "spy_on", "standing", "waits_in", "write_stacks",
-    "write_text",
+    "grouped_lines", "kernel_view", "parse_faulthandler", "prepared_at", "rank_ranges", "spy_on", "standing", "waits_in",
+    "write_stacks", "write_text",
 ]  # fmt: skip
 
 STACK_SIGNAL = signal.SIGRTMAX - 7  # one that neither the C library nor a debugger uses
@@ -44,6 +44,7 @@ POLL_S = 0.001
 MAX_OPEN_FILES = 4096
 
 SUMMARY_NAME = "stacks.txt"
+_FILE = "rallypoint-stacks-"  # in memory; the agent and the local rank follow
 FILE_BYTES_MAX = 1024 * 1024  # of one file
 
 MAX_PYTHON_THREADS = 1000  # of one process; faulthandler itself stops at 100
@@ -138,11 +139,29 @@ def rank_ranges(ranks: Iterable[int]) -> str:
 # --- asking ----------------------------------------------------------------------------------------------------------------
 
 
+def prepared_at(pid: int) -> tuple[str, str]:
+    """The file that a process answers into, and its place as `StackDesk.of_another` wants it; empty if it was not prepared.
+
+    It is told by what the process has open: a fork of a keeper was started with another environment than it has. The agent, whose
+    file it is, is none of those that answer.
+    """
+    own = f"/memfd:{_FILE}{pid}-"
+    try:
+        paths = [f"/proc/{pid}/fd/{fd}" for fd in os.listdir(f"/proc/{pid}/fd")]
+    except OSError:  # it has ended, or is another user's
+        return "", ""
+    for path in paths:
+        name = _link(path)
+        if name.startswith(f"/memfd:{_FILE}") and not name.startswith(own):
+            return name, f"{int(STACK_SIGNAL)}:{path}"
+    return "", ""
+
+
 class StackDesk:
     """A file for the answers of each worker, in memory, opened by the worker under /proc of this process."""
 
     def __init__(self, size: int) -> None:
-        self._names = [f"rallypoint-stacks-{os.getpid()}-{rank}" for rank in range(size)]
+        self._names = [f"{_FILE}{os.getpid()}-{rank}" for rank in range(size)]
         self._fds = [os.memfd_create(name) for name in self._names]
         self._asking = _thread.allocate_lock()  # one at a time: the answers of two would mix
         self._holding = _thread.allocate_lock()  # of the files, for an instant

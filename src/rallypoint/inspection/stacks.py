@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from rallypoint.base import defaults
 from rallypoint.errors import RallypointError, UsageError
-from rallypoint.hangs.stacks import PY_SPY, StackDesk, kernel_view, spy_on
+from rallypoint.hangs.stacks import PY_SPY, StackDesk, kernel_view, prepared_at, spy_on
 from rallypoint.inspection.log_rules import has_rank
 from rallypoint.inspection.stack_view import BY_KERNEL, BY_PY_SPY, BY_SIGNAL, BY_SOCKET, ProcessDump, WorkerDump
 from rallypoint.inspection.view import NodeView
@@ -231,11 +231,12 @@ def find_sockets(pid: int) -> list[str]:
 
 def find_prepared(pid: int) -> dict[int, str]:
     """The workers among a process and those below it whose interpreters answer their agent's signal, and where to."""
-    found: dict[str, int] = {}
+    found: dict[str, tuple[int, str]] = {}
     for one in families_of([pid])[pid]:
-        if place := _variable(one, defaults.ENV_STACKS):
-            found.setdefault(place, one)  # the worker itself comes before its children, which have the same
-    return {one: place for place, one in found.items()}
+        file, place = prepared_at(one)
+        if file:
+            found.setdefault(file, (one, place))  # the worker itself comes before its children, which have the same
+    return dict(found.values())
 
 
 def _places(path: str) -> list[str]:

@@ -124,7 +124,7 @@ def test_m4_a_job_that_cannot_do_without_the_sick_node_ends_at_once(job: Job, sc
     host = job.start_host(nnodes="2", **(sick_options if is_host else {}))
     second = job.start(nnodes="2", **({} if is_host else sick_options))
     sick, well = (host, second) if is_host else (second, host)
-    assert sick.wait() == HOST_UNUSABLE
+    assert sick.wait() == HOST_UNUSABLE, sick.stderr
     left_at = time.monotonic()
     assert well.wait() == WORKER_FAILED
     within("from the end of the sick node to the end of the job", time.monotonic() - left_at, 1.0)
