@@ -29,10 +29,11 @@ from rallypoint.base.outbox import Deputy
 from rallypoint.base.own_files import FOREIGN, NOBODY, foreign_owner, open_folder
 from rallypoint.base.records import Record, Value, field
 from rallypoint.base.signals import inbox
-from rallypoint.errors import NotAFolderError, UsageError, bad_field
+from rallypoint.errors import NotAFolderError, UsageError, bad_field, worker_start_error
 
 __all__ = ["DefaultLogsSpecs", "LogFolder", "LogsDest", "LogsSpecs", "Std", "check_log_dir", "file_clerk", "open_log", "to_map"]
 
+_USED_UP = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}  # what a folder needs, and this host has no more
 INHERITED = ""  # the path that stands for "the launcher's own stream"
 FOLDERS_TIMEOUT_S = 5.0  # for the folders of one group of workers
 FIRST_TIMEOUT_S = 60.0  # for those of the first one: nothing runs yet that could wait for them
@@ -272,6 +273,9 @@ class DefaultLogsSpecs(LogsSpecs):
         try:
             path = file_clerk.do(lambda: self._make_folders(run_id, restart_count, ranks), timeout_s, inbox.raise_pending)
         except OSError as error:
+            if not self._has_worked and error.errno in _USED_UP:
+                self._unmake_root()
+                raise worker_start_error(error.errno, f"no folder for logs can be made: {error.strerror}") from error
             if not self._has_worked:
                 culprit = defaults.ENV_TMPDIR if self.is_temporary else "log_dir"
                 raise _log_dir_error(self.root_log_dir, error.strerror or str(error), culprit) from error
@@ -314,6 +318,14 @@ class DefaultLogsSpecs(LogsSpecs):
             return
         while not _make_folder(self.root_log_dir, mode=0o700):
             self._root_log_dir = _temporary_path()
+
+    def _unmake_root(self) -> None:
+        """What was made of it before there were no files left, with which alone a folder can be looked through."""
+        if self.is_temporary and self.run_folder is None:
+            try:
+                os.rmdir(self.root_log_dir)
+            except OSError:  # it was not made, or somebody keeps something there
+                return
 
     def _destinations(self, ranks: list[int], attempt_dir: str) -> LogsDest:
         world = max(ranks, default=-1) + 1

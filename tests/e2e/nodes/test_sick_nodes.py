@@ -116,13 +116,16 @@ def test_m4_a_newcomer_that_may_open_too_few_files(job: Job, files: int):
         assert world_sizes(node) in ([2], [2, 3, 2])
 
 
+@pytest.mark.parametrize("flags", [(), ("--preload", "decimal")], ids=["fresh", "warm"])
 @pytest.mark.parametrize("sick_one", ["the host of the store", "the other node"])
-def test_m4_a_job_that_cannot_do_without_the_sick_node_ends_at_once(job: Job, script: Any, within: Any, sick_one: str):
+def test_m4_a_job_that_cannot_do_without_the_sick_node_ends_at_once(
+    job: Job, script: Any, within: Any, sick_one: str, flags: tuple[str, ...]
+):
     """M4: both nodes of 2:2 tell the reason; so they do if it is the host's, for nobody can go on without the store."""
     sick_options = {"launcher": [sys.executable, script(SICK, "sick.py")], "env": {"FAULT": "files"}}
     is_host = sick_one == "the host of the store"
-    host = job.start_host(nnodes="2", **(sick_options if is_host else {}))
-    second = job.start(nnodes="2", **({} if is_host else sick_options))
+    host = job.start_host(*flags, nnodes="2", **(sick_options if is_host else {}))
+    second = job.start(*flags, nnodes="2", **({} if is_host else sick_options))
     sick, well = (host, second) if is_host else (second, host)
     assert sick.wait() == HOST_UNUSABLE, sick.stderr
     left_at = time.monotonic()
