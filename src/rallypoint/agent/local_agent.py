@@ -57,7 +57,7 @@ QUIET_S = 0.5
 FILES_PER_WORKER = 4  # two pipes with two ends each, or with one end and a log file
 FILES_PER_WORKER_WITHOUT_LOGS = 2
 FILES_OF_SNAPSHOTS, FILES_OF_COPIED_SNAPSHOTS = 2, 8  # three for a worker, three for another node's, and a line
-OWN_FILES, OWN_FILES_AMONG_PEERS = 16, 32  # without which not even a job of one worker can be run to its end
+OWN_FILES, OWN_FILES_AMONG_PEERS = 18, 34  # without which not even a job of one worker can be run to its end
 # What the end of a job will need, loaded while nothing happens. Much is imported only where it is used, so that a start is quick:
 # how workers are stopped, how a failure is described, who serves the workers' store. A job may run for weeks, and meanwhile the
 # package may be upgraded, moved or removed. So once the workers run and all is quiet, the rest is fetched, as long as it is there
